@@ -80,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def unit_of(nodeid: str) -> str:
-    """What this test shares a process with."""
+    """Return the name of the tests that share a process with this one."""
     path = Path(nodeid.partition("::")[0])
     return "netns" if path.parent.name == "netns" and path.name in MEASURE else path.as_posix()
 
@@ -121,7 +121,7 @@ def _noted_tasks() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _young_heap() -> None:
-    """What is there when a module begins stays: each of thousands of collections walked all of it."""
+    """Freeze what is there when a module begins: each of thousands of collections walked all of it."""
     gc.collect()
     gc.freeze()
 

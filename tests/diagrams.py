@@ -15,7 +15,7 @@ Contract = Mapping[str, object]
 
 
 def contracts() -> list[Contract]:
-    """Those of pyproject.toml."""
+    """Return the contracts of pyproject.toml."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found: list[Contract] = table["tool"]["importlinter"]["contracts"]
     return found

@@ -23,7 +23,7 @@ _CHUNK = 64 << 10
 
 @dataclass
 class Hub:
-    """What it has, what it does wrong, and what it was asked. Faults count down."""
+    """A hub: its files, its faults, which count down, and what it was asked."""
 
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     token: str = ""  # needed, if any
@@ -52,7 +52,7 @@ class Hub:
             return left > 0
 
     def headers_of(self, path: str) -> list[Mapping[str, str]]:
-        """Of each request whose path begins so."""
+        """Return the headers of each request whose path begins so."""
         return [headers for _, asked, headers in self.asked if asked.startswith(path)]
 
 

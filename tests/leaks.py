@@ -30,7 +30,7 @@ class Seen:
 
 
 def look() -> Seen:
-    """What this process holds now."""
+    """Return what this process holds now."""
     if sys.platform == "linux":
         return Seen(frozenset(_descriptors()), frozenset(_children()))
     else:
@@ -70,7 +70,7 @@ def tasks_noted() -> Iterator[None]:
 
 
 def leaks_since(before: Seen) -> list[str]:
-    """What is held now and was not before, in words."""
+    """Return what is held now and was not before, in words."""
     found = _forgotten_tasks.copy()
     _forgotten_tasks.clear()
     left = _left(before)

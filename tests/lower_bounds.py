@@ -64,7 +64,7 @@ def lowest(requirements: Iterable[Requirement]) -> list[str]:
 
 
 def main(*arguments: str) -> int:
-    """See the top of the file."""
+    """Run the program described at the top of the file."""
     with tempfile.TemporaryDirectory(prefix="lower-bounds-") as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder, "bin", "python"))

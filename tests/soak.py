@@ -1,4 +1,4 @@
-"""How much of what is repeated a run does: all of it with MESHD_SOAK=1, else a part that MESHD_SEED draws.
+"""Choose what is repeated in a run: all of it with MESHD_SOAK=1, else a part that MESHD_SEED draws.
 
 The seed is another one in each run, and pytest prints it; given, it repeats a run. It stays in the
 environment, so that the processes of `pytest -n` draw the same.
@@ -15,7 +15,7 @@ SOAK = os.environ.get("MESHD_SOAK") == "1"
 
 
 def counts(short: int, full: int) -> int:
-    """How often to do something."""
+    """Return how often to do something."""
     return full if SOAK else short
 
 

@@ -49,7 +49,7 @@ def _is_named_for(test: Path, path: Path) -> bool:
 
 
 def _import_of(path: Path) -> re.Pattern[str]:
-    """What a file has that imports this one: `a.b.c`, or `from a.b import x, c`."""
+    """Return what a file has that imports this one: `a.b.c`, or `from a.b import x, c`."""
     *above, name = path.with_suffix("").parts if path.name != "__init__.py" else path.parent.parts
     package = re.escape(".".join(above))
     dotted = rf"{package}\.{name}\b" if above else rf"\b{name}\b"
@@ -67,7 +67,7 @@ def run(tests: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """See the docstring of the module."""
+    """Run the program that the module's docstring describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="run them, and end with pytest's exit code")
     once = parser.parse_args().once

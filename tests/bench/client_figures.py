@@ -1,4 +1,4 @@
-"""What many clients of several models got: errors, fairness, waiting, and what the daemon cost. Pure."""
+"""Sum up what many clients of several models got: errors, fairness, waits, the daemon's cost. Pure."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,17 +36,17 @@ class ClientFigures:
 
     @property
     def tokens(self) -> int:
-        """Of all."""
+        """The tokens of all."""
         return sum(client.tokens for client in self.clients)
 
     @property
     def errors(self) -> list[str]:
-        """Of all."""
+        """The errors of all."""
         return [error for client in self.clients for error in client.errors]
 
     @property
     def daemon_share(self) -> float:
-        """Of the CPU time of daemon and llama-servers together."""
+        """The daemon's share of the CPU time of daemon and llama-servers together."""
         return self.daemon_seconds / max(1e-9, self.daemon_seconds + self.server_seconds)
 
     @property
@@ -60,12 +60,12 @@ class ClientFigures:
 
 
 def spread(counts: Sequence[int]) -> float:
-    """How much less the last has than the first, as a share: 0 where all have the same."""
+    """Return how much less the last has than the first, as a share: 0 where all have the same."""
     return 1 - min(counts) / max(counts) if counts and max(counts) else 0.0
 
 
 def complaints(figures: ClientFigures) -> Iterator[str]:
-    """What must not be, a line each; none where all is well."""
+    """Return what must not be, a line each; none where all is well."""
     if figures.errors:
         yield f"{len(figures.errors)} errors"
     if not figures.tokens:

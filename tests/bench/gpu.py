@@ -47,7 +47,7 @@ UNFINISHED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOptions:
-    """What the command line says. `devices` empty: all GPUs of the backend. `until`: of time.monotonic."""
+    """The command line's options. `devices` empty: all GPUs of the backend. `until`: of time.monotonic."""
 
     write: Path
     cache: Path
@@ -143,7 +143,7 @@ async def _build(asked: GpuOptions) -> NativeInfo:
 
 
 async def _gpus(native: NativeInfo, asked: Sequence[str]) -> tuple[OfferedDevice, ...]:
-    """Those asked for, else all. Raises MeshdError."""
+    """Return the GPUs that were asked for, else all. Raises MeshdError."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder:
         listed = await list_devices(
             native.binaries[MESH_PROGRAM],
@@ -169,7 +169,7 @@ def _file_or_random(name: str, cache: Path) -> Path:
 
 
 async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int]:
-    """What was found, and how many measurements were left when the time was over."""
+    """Return the results, and how many measurements were left when the time was over."""
     native = await _build(asked)
     devices = await _gpus(native, asked.devices)
     made = GpuRunFacts(
@@ -193,7 +193,7 @@ async def _measure(asked: GpuOptions, began: datetime) -> tuple[list[Found], int
 
 
 def _earlier(asked: GpuOptions, made: GpuRunFacts) -> tuple[GpuRunFacts, list[Found]]:
-    """What there is to go on with. Raises UserError."""
+    """Return earlier results to go on with. Raises UserError."""
     place = _json(asked)
     if not asked.resume or not place.exists():
         return made, []
@@ -201,7 +201,7 @@ def _earlier(asked: GpuOptions, made: GpuRunFacts) -> tuple[GpuRunFacts, list[Fo
 
 
 def _of_model(found: list[Found], name: str, size: int) -> Found:
-    """What there is of this model, or its place in `found`. Raises UserError."""
+    """Return the results of this model, or its place in `found`. Raises UserError."""
     for one in found:
         if one.model == name:
             if one.size != size:

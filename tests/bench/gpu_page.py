@@ -62,7 +62,7 @@ def page(made: GpuRunFacts, parts: Sequence[Part]) -> str:
 
 
 def _times(parts: Sequence[Part]) -> str:
-    """How often each was measured: `2`, or `1 to 2`."""
+    """Return how often each was measured: `2`, or `1 to 2`."""
     runs = [
         (model, run.setup, run.workers, run.rtt_ms) for model, _, figures, _ in parts for run in figures.runs
     ]

@@ -1,4 +1,4 @@
-"""What `python -m tests.bench.gpu` has found: written after every cell, and read again to go on. Pure."""
+"""Keep the results of `python -m tests.bench.gpu`, written after every cell, and read to go on. Pure."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ _SAME = ("machine", "backend", "devices", "pin")  # without which two runs are n
 
 @dataclass(slots=True)
 class Found:
-    """Of one model, so far; `faults`: cells that came to nothing, and why."""
+    """The results of one model, so far; `faults`: cells that came to nothing, and why."""
 
     model: str
     size: int
@@ -30,13 +30,13 @@ class Found:
         return Figures(tuple(self.runs), self.one_way)
 
     def times(self, workers: int, rtt_ms: float) -> int:
-        """How often this cell was measured, stock and meshd."""
+        """Return how often this cell was measured, stock and meshd."""
         setups = Counter(run.setup for run in self.runs if (run.workers, run.rtt_ms) == (workers, rtt_ms))
         return min(setups[STOCK], setups[MESHD])
 
     @property
     def alone(self) -> int:
-        """How often one node alone was measured, with its ends where stock and where meshd has them."""
+        """Return how often one node alone was measured, with its ends where stock and meshd have them."""
         setups = Counter(run.setup for run in self.runs)
         return min(setups[LOCAL], setups[ENDS_ON_CPU])
 
@@ -56,7 +56,7 @@ def encode(made: GpuRunFacts, found: Sequence[Found]) -> str:
 
 
 def decode(text: str, made: GpuRunFacts, *, label: str) -> tuple[GpuRunFacts, list[Found]]:
-    """What an earlier run wrote, to go on with as `made` says; its day stays.
+    """Read an earlier run, to go on with as `made` says; its day stays.
 
     What failed then is left out, as is a meshd without its stock, so that both are measured again. Raises
     UserError, also where it was another machine, other devices or another llama.cpp.

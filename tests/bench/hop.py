@@ -1,4 +1,4 @@
-"""What two daemons add between a head and a lent mesh-server: `python -m tests.bench.hop`.
+"""Measure what two daemons add between a head and a lent mesh-server: `python -m tests.bench.hop`.
 
 Two members on this machine's loopback with TLS between them (`links`) and a socketpair at each end: a client
 that writes and reads as a head does, and a server that only waits `--pause` milliseconds before each answer,
@@ -38,7 +38,7 @@ _LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class HopFigures:
-    """Of one path in one pair: seconds of each round trip by size; bytes a second there and back; CPU seconds
+    """The figures of a path in a pair: seconds of round trips by size; bytes a second both ways; CPU seconds
     of near and far for a round trip, by size, and for a GB there, then back."""
 
     round_trips: dict[int, list[float]]

@@ -1,4 +1,4 @@
-"""How many small faults the unit tests find: `python -m tests.bench.mutants --count 400 --seed 1`.
+"""Count the small faults that the unit tests find: `python -m tests.bench.mutants --count 400 --seed 1`.
 
 Each mutant is a copy of the tree in which one operator, condition, constant, result or call of a function is
 changed. First all unit tests run once and note which functions they reach (reached.py); then, for each

@@ -154,7 +154,7 @@ def _sets(names: Sequence[str], *, every: bool) -> list[tuple[str, ...]]:
 
 
 async def _answered(fleet: Fleet, args: argparse.Namespace, llama_args: Sequence[str], *more: str) -> PlanRun:
-    """What a head with these options predicts and does. Raises MeshdError."""
+    """Return what a head with these options predicts and does. Raises MeshdError."""
     async with Owner() as owner:
         head = await fleet.start_head(owner, *more, *llama_args)
         await until_head_serves(fleet, head)

@@ -1,4 +1,4 @@
-"""What `tests.bench.plan` found: predicted beside measured speed, and whether the choice was good. Pure."""
+"""Compare predicted with measured speed, and say whether the choice was good: `tests.bench.plan`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SLOWER = 1.05  # times the fastest: measurements of the same differ by as much
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far predictions may be off, as a share."""
+    """The shares by which predictions may be off."""
 
     generation: float
     prompts: float
@@ -23,7 +23,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class PlanRun:
-    """What a head was told, and came to: `nodes` have the layers."""
+    """The options of a head, and what it did: `nodes` have the layers."""
 
     nodes: tuple[str, ...]
     predicted: Speeds
@@ -41,14 +41,14 @@ class PlanRun:
 
     @property
     def answer_seconds(self) -> float:
-        """Of the answer by which splits are compared. Raises MeshdError."""
+        """Return the seconds of the answer by which splits are compared. Raises MeshdError."""
         prompt, generate = self.measured.prompt_tok_s, self.measured.generate_tok_s
         if not prompt or not generate:
             raise MeshdError("a speed is missing: nothing was answered")
         return ASSUMED_PROMPT / prompt + ASSUMED_ANSWER / generate
 
     def is_within(self, limits: Tolerance) -> bool:
-        """Whether the prediction holds."""
+        """Return True if the prediction holds."""
         return abs(self.generation - 1) <= limits.generation and abs(self.prompts - 1) <= limits.prompts
 
 
@@ -63,7 +63,7 @@ class SetupFigures:
 
     @property
     def fastest(self) -> PlanRun:
-        """Of all that were measured."""
+        """Return the fastest of all that were measured."""
         return min(self.runs, key=lambda run: run.answer_seconds)
 
     @property
@@ -80,7 +80,7 @@ class SetupFigures:
 
 
 def run_line(run: PlanRun) -> str:
-    """What is printed of it as soon as it is over."""
+    """Return the line that is printed of a run as soon as it is over."""
     generation = _pair(run.predicted.generate_tok_s, run.measured.generate_tok_s)
     prompts = _pair(run.predicted.prompt_tok_s, run.measured.prompt_tok_s)
     return f"{_named(run)}: generation {generation}, prompts {prompts}"

@@ -1,4 +1,4 @@
-"""What the benches that are started with `python -m` do alike."""
+"""Parse options and show progress for the benches that are started with `python -m`."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""How much faster a long prompt is with more workers, through the daemons: `python -m tests.bench.prompt`.
+"""Measure how workers speed up a long prompt, through the daemons: `python -m tests.bench.prompt`.
 
 Each worker computes with `--threads` threads; the head computes nothing, so a prompt is a pipeline of
 micro batches over the workers; how large these are the plan decides, unless `--ubatch` does. SmolLM2 unless
@@ -96,7 +96,7 @@ async def _cell(
 
 
 def _micro_batch(head: Status) -> int:
-    """What llama-server was started with."""
+    """Return the micro batch that llama-server was started with."""
     (pid,) = (child.pid for child in head.children if child.name == "llama-server" and child.pid is not None)
     argv = arguments_of(pid)
     return int(argv[argv.index("-ub") + 1]) if "-ub" in argv else MOST

@@ -1,4 +1,4 @@
-"""How long bytes take from one lent mesh-server to the next: `python -m tests.bench.push_hop`.
+"""Time bytes from one lent mesh-server to the next: `python -m tests.bench.push_hop`.
 
 Two real workers on this machine's loopback, introduced by a head that computes nothing: it has the same bytes
 pushed there and back many times, with all requests given beforehand, so that no way to the head counts. A hop

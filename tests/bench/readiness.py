@@ -1,4 +1,4 @@
-"""How long `meshd serve` takes from asking its workers until `/health` is 200.
+"""Time `meshd serve` from asking its workers until `/health` is 200.
 
 One machine alone, and connected workers at a distance that TCP sees (networks.py), in turns. All are real
 daemons that load the model and generate the first token, once when they begin, while links are still being

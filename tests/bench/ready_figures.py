@@ -1,4 +1,4 @@
-"""What tests/bench/readiness.py found, and what follows: medians, spread, promises, a table. Pure."""
+"""Sum up what tests/bench/readiness.py measured: medians, spread, promises, a table. Pure."""
 
 import re
 import statistics
@@ -36,7 +36,7 @@ class ReadinessFigures:
         return sorted({(run.workers, run.rtt_ms) for run in self.runs})
 
     def seconds(self, workers: int, rtt_ms: float) -> list[float]:
-        """Of each run of a cell, in order of length."""
+        """Return the seconds of each run of a cell, in order of length."""
         return sorted(run.seconds for run in self.runs if (run.workers, run.rtt_ms) == (workers, rtt_ms))
 
     def median(self, workers: int, rtt_ms: float) -> float | None:
@@ -45,7 +45,7 @@ class ReadinessFigures:
         return statistics.median(found) if found else None
 
     def round_trips(self, workers: int, rtt_ms: float) -> float | None:
-        """How many are on the way: what the cell takes longer than at no distance. None: cannot be told."""
+        """Return the round trips on the way: what it takes longer than at no distance. None: unknown."""
         far, near = self.median(workers, rtt_ms), self.median(workers, 0.0)
         return None if not rtt_ms or far is None or near is None else (far - near) * 1000 / rtt_ms
 

@@ -1,4 +1,4 @@
-"""What speculation gains, through the daemons: `python -m tests.bench.speculation`.
+"""Measure what speculation gains, through the daemons: `python -m tests.bench.speculation`.
 
 Three fleets stand side by side, one for each way of drafting: none, repeated tokens, and those and a draft
 model (the model itself, unless `--draft-model` names a smaller one). Each try asks one after the other for
@@ -169,7 +169,7 @@ def _answer(url: str, asked: Mapping[str, object], tokens: int) -> ChatAnswer:
 
 
 def line(kind: str, streams: int, mode: DraftingMode, off: DraftingMode) -> str:
-    """What is printed of one kind of text and one way of drafting, beside `off`."""
+    """Return the line that is printed of one kind of text and one way of drafting, beside `off`."""
     tries, without = mode.tries[kind, streams], off.tries[kind, streams]
     rates = ", ".join(f"{one.rate:.1f}" for one in tries)
     mine, theirs = (statistics.median(one.rate for one in found) for found in (tries, without))

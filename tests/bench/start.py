@@ -1,4 +1,4 @@
-"""How long `meshd serve` takes to the first token, and to the next one after a loss, by phases.
+"""Time `meshd serve` to the first token, and to the next one after a loss, by phases.
 
 Real daemons on this machine: workers that have the model, and a head that computes nothing but what is always
 its own (`--device none`), each with a cache of its own.

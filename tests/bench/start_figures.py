@@ -1,4 +1,4 @@
-"""What tests/bench/start.py found: seconds by phase, medians and spread, in a table. Pure."""
+"""Sum up what tests/bench/start.py measured: seconds by phase, medians and spread, in a table. Pure."""
 
 import re
 import statistics
@@ -57,7 +57,7 @@ def phases(log: str, began: float, token: float) -> dict[str, float]:
 
 
 def medians(found: Sequence[StartTimes], kind: str) -> dict[str, float]:
-    """Of each phase that all tries of this kind have."""
+    """Return the median of each phase that all tries of this kind have."""
     tries = [one.phases for one in found if one.kind == kind]
     names = [name for name in (tries[0] if tries else {}) if all(name in one for one in tries)]
     return {name: statistics.median(one[name] for one in tries) for name in names}

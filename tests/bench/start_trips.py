@@ -1,4 +1,4 @@
-"""How many round trips a start of `meshd serve` waits for, by phases: `python -m tests.bench.start_trips`.
+"""Count the round trips that a start of `meshd serve` waits for: `python -m tests.bench.start_trips`.
 
 Counted by a clock that stands still while anybody computes (fleet/networks.py), with windows that are
 wide from the start, so neither the machine nor the growth of windows matters: what is counted are messages

@@ -1,4 +1,4 @@
-"""How many answers at once are worth, through the daemons: `python -m tests.bench.streams`.
+"""Measure what several answers at once gain, through the daemons: `python -m tests.bench.streams`.
 
 Each of some clients asks the head's API for an answer at the same time; all have a slot of their own, so a
 round over the workers makes a token for each. SmolLM2 unless `--model` names a file. A line for each number
@@ -103,7 +103,7 @@ async def _measure(args: argparse.Namespace, fleet: Fleet, head: LocalNode, coun
 
 
 def line(streams: int, rates: Sequence[float], costs: Sequence[float], alone: float) -> str:
-    """What is printed of a number of streams."""
+    """Return the line that is printed of a number of streams."""
     shown = ", ".join(f"{rate:.1f}" for rate in rates)
     ratio = f"; {max(rates) / alone:.2f} times one stream" if alone else ""
     each = ", ".join(f"{cost:.0f}" for cost in costs)

@@ -13,7 +13,7 @@ from meshd.base.errors import MeshdError
 
 
 class Doing(StrEnum):
-    """What a span is, as in the file."""
+    """The kind of a span, as in the file."""
 
     COMPUTE = "compute"
     WAIT = "wait"  # for what another worker computes; a head: for any worker
@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """What one device did for one step, from the end of the step before to its own end."""
+    """The work of one device for one step, from the end of the step before to its own end."""
 
     begin: int
     end: int
@@ -81,7 +81,7 @@ def read_spans(text: str) -> list[Span]:
 
 
 def within(spans: Iterable[Span], begin: int, end: int) -> list[Span]:
-    """Those that began there, cut at `end`."""
+    """Return the spans that began there, cut at `end`."""
     return [replace(span, end=min(span.end, end)) for span in spans if begin <= span.begin < end]
 
 
@@ -99,7 +99,7 @@ def in_turn(spans: Iterable[Span]) -> list[Span]:
 
 
 def micro_batches(tokens: int, *, batch: int, micro_batch: int) -> int:
-    """Of a prompt: llama-server hands over batches, and llama.cpp divides each."""
+    """Return the micro batches of a prompt: llama-server hands over batches, and llama.cpp divides each."""
     whole, rest = divmod(tokens, batch)
     return whole * -(-batch // micro_batch) + -(-rest // micro_batch)
 

@@ -173,7 +173,7 @@ def _option(argv: Sequence[str], name: str, usual: int) -> int:
 
 
 def _read(folder: Path) -> list[Span]:
-    """What all programs of one node wrote down. Raises MeshdError."""
+    """Return what all programs of one node wrote down. Raises MeshdError."""
     files = sorted(folder.iterdir())
     if not files:
         raise MeshdError(f"the programs of `{folder.name}` wrote no trace")

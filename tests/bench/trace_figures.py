@@ -1,4 +1,4 @@
-"""What a trace shows: tables for people, JSON, panels of the picture. Pure."""
+"""Show a trace: tables for people, JSON, panels of the picture. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,7 +48,7 @@ class Trace:
         ]
 
     def sums(self, begin: int, end: int, steps: slice) -> dict[str, TraceSums]:
-        """Of one part, by device; what the head does beside waiting is its own."""
+        """Return the sums of one part, by device; what the head does beside waiting is its own."""
         found = {lane.name: sums(lane.steps[steps], begin, end) for lane in self.lanes}
         waits = sum(span.end - span.begin for span in within(self.head, begin, end))
         return {"head": TraceSums(end - begin - waits, waits, 0, 0), **found}

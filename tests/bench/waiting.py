@@ -1,4 +1,4 @@
-"""How fast one answer is, and how many cores it takes, by how nodes wait: `python -m tests.bench.waiting`.
+"""Compare ways of waiting: speed and cores of one answer: `python -m tests.bench.waiting`.
 
 For each number of workers and each value of `node.waiting` a head that computes nothing and its workers are
 started on this machine; devices are given to the workers in turns, so that two may share one. All stay up,
@@ -50,7 +50,7 @@ _NANOSECONDS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for. No sample begins after `until`, of time.monotonic."""
+    """The samples to take. None begins after `until`, of time.monotonic."""
 
     model: Path
     stock: Path
@@ -214,7 +214,7 @@ def _nowhere(stack: ExitStack) -> int:
 
 
 def children_of_this(name: str) -> Iterator[tuple[str, int]]:
-    """Those of this process that are called so."""
+    """Return the children of this process with that name."""
     return ((child, pid) for child, pid in children_of(os.getpid()) if child == name)
 
 

@@ -274,7 +274,7 @@ class MemberRig:
 
 
 def has_ipv6() -> bool:
-    """Whether this machine has ::1."""
+    """Return True if this machine has ::1."""
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True

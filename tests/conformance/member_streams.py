@@ -33,7 +33,7 @@ class MemoryStream:
         return await self._pipe.receive()
 
     def consumed(self, count: int) -> None:
-        """What was read gives room at once."""
+        """Give room at once for what was read."""
 
     async def write(self, data: bytes | memoryview) -> None:
         if self.refused is None:  # else `read` says why, as a session does
@@ -57,7 +57,7 @@ class StarMesh:
         self.wire = MemoryWire()  # of all streams with the first node that joined
 
     def sessions(self, node: Node) -> "StarSessions":
-        """Of one node."""
+        """Return the sessions of one node."""
         self._nodes[node.peer] = node
         return StarSessions(self, node)
 

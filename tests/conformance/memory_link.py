@@ -85,7 +85,7 @@ class MemoryPipe:
 
     @property
     def directions(self) -> tuple[_Direction, _Direction]:
-        """What comes, and what goes."""
+        """The directions: what comes, and what goes."""
         return self._in, self._out
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
@@ -242,7 +242,7 @@ def binding_of(place: Candidate) -> bytes:
 def info_of(
     proven: Proven, *, kind: LinkKind, dialled: bool, path: str = "loopback", remote: str = NAME
 ) -> LinkInfo:
-    """What is known of a link in this process."""
+    """Return the facts of a link in this process."""
     return LinkInfo(
         kind=kind,
         peer=proven.peer,

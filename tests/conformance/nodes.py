@@ -29,7 +29,7 @@ class Node:
         return self.key.peer
 
     def now(self) -> HandshakeContext:
-        """What dialers and listeners ask for."""
+        """Return what dialers and listeners ask for."""
         return self.handshake
 
     def ban(self, other: PeerId) -> None:

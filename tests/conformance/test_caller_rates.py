@@ -211,7 +211,7 @@ async def test_where_a_member_was_more_is_listened_to_by_tcp() -> None:
 
 
 def _flood(callers: Callers) -> None:
-    """Of others on this machine, by TCP and by UDP."""
+    """Fail as others on this machine do, by TCP and by UDP."""
     for number in range(CALLS_MADE):
         callers.failed(LOOPBACK, 0.0, number % 2)
 
@@ -261,7 +261,7 @@ async def _handshake(port: int, *, ends: str) -> None:
 
 
 async def _first_datagram(near: Node, far: Node) -> bytes:
-    """What a dialler sends first, to somebody who never answers."""
+    """Return what a dialler sends first, to somebody who never answers."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind((LOOPBACK, 0))

@@ -1,4 +1,4 @@
-"""What somebody who has proven nothing can do to a TCP listener: little, and not for long."""
+"""Test how little, and how briefly, somebody who has proven nothing can harm a TCP listener."""
 
 import asyncio
 import contextlib
@@ -84,7 +84,7 @@ def client_hello(name: str) -> bytes:
 
 
 def closed(guests: list[socket.socket]) -> int:
-    """How many of them the listener has closed."""
+    """The connections that the listener has closed."""
     count = 0
     for sock in guests:
         with contextlib.suppress(BlockingIOError):

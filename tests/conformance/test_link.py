@@ -1,4 +1,4 @@
-"""What every kind of link must do: the contract of link/interface.py, for each rig."""
+"""Test the contract of link/interface.py for each kind of link."""
 
 import asyncio
 import random

@@ -47,7 +47,7 @@ def year(number: int) -> datetime.datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odd:
-    """How a certificate differs from one of meshd's own."""
+    """The difference of a certificate from one of meshd's own."""
 
     key: Callable[[], Key] = lambda: ec.generate_private_key(ec.SECP256R1())
     begins: int = 2000
@@ -155,7 +155,7 @@ async def test_a_members_certificate_may_be_odd(
 
 
 async def test_a_huge_certificate_ends_the_dial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By TCP; aioquic has no room for so large a one in what a listener sends."""
+    """Test TCP; aioquic has no room for so large a one in what a listener sends."""
     mesh = TestMesh()
     near, far = mesh.node(), mesh.node()
 

@@ -110,7 +110,7 @@ async def test_networks_that_want_no_search_are_left_alone() -> None:
 
 
 async def test_the_other_side_goes_by_its_own_facts() -> None:
-    """What a record says may be old: who answers decides anew, and says so at once."""
+    """Test that who answers decides anew, and says so at once: what a record says may be old."""
 
     async with pair(high_facts=replace(RESTRICTED, mapping=Mapping.NONE)) as ends:
         error = await outcome(ends.low_links, ends.high.peer)

@@ -1,4 +1,4 @@
-"""What a relay holds back, and how little a hostile one can do."""
+"""Test what a relay holds back, and how little a hostile one can do."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What a hostile relay can do: break a link, and nothing else."""
+"""Test that a hostile relay can break a link, and do nothing else."""
 
 import asyncio
 import random
@@ -78,7 +78,7 @@ class Inventing(Tampering):
 
 @pytest.mark.parametrize("kind", [Dropping, Replaying, Reordering, Flipping, Inventing])
 def test_whatever_a_relay_does_to_the_bytes_breaks_the_link(kind: type[Tampering]) -> None:
-    """What was read before is right and in order; then Broken, never wrong bytes and never a clean end."""
+    """Test that what was read before is right and in order; then Broken, never wrong bytes or a clean end."""
 
     async def work(home: House) -> None:
         relay = home.start(kind=kind)
@@ -158,7 +158,7 @@ def test_a_relay_that_swaps_peers_gets_no_link() -> None:
 
 
 class _Silent:
-    """What a man in the middle does with what a relay says: keeps the rings."""
+    """A man in the middle, who keeps the rings of a relay."""
 
     def __init__(self) -> None:
         self.rings: asyncio.Queue[Ring] = asyncio.Queue(8)

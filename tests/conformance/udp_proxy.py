@@ -55,7 +55,7 @@ class UdpProxy:
                     self._front.sendto(data, sender)
 
     def move(self) -> None:
-        """What a router does that forgets: each sender is seen from a new port from here on."""
+        """Forget as some routers do: each sender is seen from a new port from here on."""
         for sender in list(self._backs):
             self._drop(sender)
 

@@ -1,4 +1,4 @@
-"""What lies between two ends of a UDP link, under a test's control."""
+"""Join two ends of a UDP link by a wire under a test's control."""
 
 from collections.abc import Callable, Sequence
 

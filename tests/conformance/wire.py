@@ -1,4 +1,4 @@
-"""What lies between two ends, under a test's control; and a TCP proxy that is such a wire."""
+"""Join two ends by a wire under a test's control; and a TCP proxy that is such a wire."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What one machine by itself answers: the text that every split must repeat, token for token."""
+"""Return what one machine by itself answers: the text that every split must repeat, token for token."""
 
 from pathlib import Path
 

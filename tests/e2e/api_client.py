@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Streamed:
-    """What a stream has brought so far; `error` is the message of its error event, `done` its end.
+    """A stream so far; `error` is the message of its error event, `done` its end.
 
     `comments`: what they said, but for those that only keep the connection alive.
     """

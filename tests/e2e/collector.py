@@ -29,7 +29,7 @@ def attributes(pairs: Sequence[KeyValue]) -> dict[str, Any]:
 
 
 class Collector:
-    """What came in: spans, with the service instance that exported each, the raw bodies, and the paths."""
+    """A collector: spans, with the service instance that exported each, the raw bodies, and the paths."""
 
     def __init__(self) -> None:
         self.url = ""

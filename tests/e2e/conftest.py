@@ -26,7 +26,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """That process has ended. A crashed one has no output."""
+    """Take over what a process of `pytest -n` noted, at its end. A crashed one has no output."""
     output = getattr(node, "workeroutput", {})
     note_losses(Loss(**fields) for fields in output.get("losses", ()))
     note_interruptions(Interruption(**fields) for fields in output.get("interruptions", ()))

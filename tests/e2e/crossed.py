@@ -1,4 +1,4 @@
-"""What a load, a long prompt and a generated token put on the links, beside stock; in bytes.
+"""Measure what a load, a long prompt and a generated token put on the links, beside stock; in bytes.
 
 `python -m tests.e2e.crossed [--workers N …]` prints the table of docs/decisions/0021-compression.md. No layer
 is on the head, and no token of a prompt comes twice: nothing is smaller than it would be elsewhere. In a mesh
@@ -41,7 +41,7 @@ Links = Mapping[tuple[str, str], int]  # bytes by who sent them to whom
 
 
 def stock_bytes(folder: Path, count: int) -> int:
-    """What the prompt costs between a stock head and its stock workers."""
+    """Return what the prompt costs between a stock head and its stock workers."""
     files = [stock().binaries[name] for name in (LLAMA_SERVER, RPC_SERVER)]
     asked = ("bytes", count, Path(native_rig.__file__).read_bytes(), Path(__file__).read_bytes())
     return int(kept_text(cache_folder(), [*files, smollm2()], asked, lambda: str(_counted(folder, count))))
@@ -87,14 +87,14 @@ async def on_links(nodes: Sequence[LocalNode]) -> Counter[tuple[str, str]]:
 
 
 async def answer(nodes: Sequence[LocalNode], prompt: int, tokens: int) -> Counter[tuple[str, str]]:
-    """What one answer of the head, which is the first of `nodes`, puts on the links."""
+    """Return what one answer of the head, which is the first of `nodes`, puts on the links."""
     before = await on_links(nodes)
     await measure(nodes[0].spec.home / "llama.sock", prompt_tokens=prompt, tokens=tokens)
     return await on_links(nodes) - before
 
 
 async def prompt_bytes(nodes: Sequence[LocalNode], tokens: int = PROMPT_TOKENS) -> Links:
-    """Of the long prompt, by who sent them to whom; the head is the first of `nodes`."""
+    """Return the bytes of the long prompt, by who sent them to whom; the head is the first of `nodes`."""
     await answer(nodes, 8, 4)
     return await answer(nodes, tokens, 1)
 

@@ -22,7 +22,7 @@ SLICE_SECONDS = 0.005  # a slowed direction sends so often
 
 @dataclass(slots=True)
 class Counts:
-    """What has passed so far; `up` is from the side that connected. `refused`: connections in an outage."""
+    """The traffic so far; `up` is from the side that connected. `refused`: connections in an outage."""
 
     connections: int = 0
     cuts: int = 0
@@ -39,7 +39,7 @@ def _set_event() -> asyncio.Event:
 
 @dataclass(slots=True)
 class Rules:
-    """What to do with connections from now on. `rate` is bytes a second in each direction, None for all.
+    """Rules for connections from now on. `rate` is bytes a second in each direction, None for all.
 
     `buffer` is how many bytes a slowed direction holds, as a router with too much memory does. While
     `flowing` is not set nothing comes out anywhere; what was held comes then.

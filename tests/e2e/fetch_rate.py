@@ -1,4 +1,4 @@
-"""How fast workers get their weights: with the load or before it, from the head and from other members.
+"""Time how workers get their weights: with the load or before it, from the head and from other members.
 
     python -m tests.e2e.fetch_rate --upload 5MB
     python -m tests.e2e.fetch_rate --alone --line 20MB --pairs 5
@@ -60,7 +60,7 @@ async def load(folder: Path, upload: str, *, holder: bool) -> tuple[int, float]:
 
 
 def fetched_bytes(log: str) -> int:
-    """Of all workers of a head, as its log says."""
+    """Return the bytes that all workers of a head fetched, as its log says."""
     return sum(int(1e6 * float(count)) for count in re.findall(r"worker_fetched .*bytes='([\d.]+) MB'", log))
 
 

@@ -70,7 +70,7 @@ def gpu_or_skip(backend: str) -> Gpu:
 
 
 def listed(info: NativeInfo) -> tuple[OfferedDevice, ...]:
-    """What its mesh-server shows."""
+    """Return the devices that its mesh-server shows."""
     argv = [str(info.binaries[MESH_PROGRAM]), "--list-devices"]
     done = subprocess.run(
         argv, env=environment({}), capture_output=True, text=True, timeout=LIST_SECONDS, check=True
@@ -89,7 +89,7 @@ def model() -> Path:
 
 @cache
 def text_alone(backend: str, file: Path, folder: Path, *, on_cpu: bool = False, prompt: str = PROMPT) -> str:
-    """What the first GPU answers by itself, or the processor with the same build."""
+    """Return what the first GPU answers by itself, or the processor with the same build."""
     found = gpu(backend)
     assert isinstance(found, Gpu), found
     extra = ("-dev", "none") if on_cpu else ("-dev", found.device.name, "-ngl", "999")

@@ -1,4 +1,4 @@
-"""What a hostile head says to a mesh-server, and why that has to end for it.
+"""Write what a hostile head says to a mesh-server, and why that has to end for it.
 
 Each case is a connection that has been welcomed and has one buffer of ROOM bytes, all zero but for what the
 case sets. CASES are those that the server refuses, SERVED those that look hostile and do no harm.

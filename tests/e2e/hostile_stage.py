@@ -81,7 +81,7 @@ def write(one: Tensor, data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the head says, and words of the reason for which the server ends."""
+    """The bytes that the head says, and words of the reason for which the server ends."""
 
     why: str
     said: Callable[[], bytes]

@@ -1,4 +1,4 @@
-"""What llama-server answers by itself, kept in the cache: many files ask for the same, each in its process.
+"""Keep what llama-server answers by itself in the cache: many files ask for the same, each in its process.
 
 A text is known by all that it comes of: both programs (their files' sizes and dates), the model's file, what
 is asked, and the source that asks. In a soak nothing is taken from there.
@@ -15,7 +15,7 @@ _PLACE = Path("test-models") / "texts"
 
 
 def kept_text(cache: Path, files: Sequence[Path], asked: object, answer: Callable[[], str]) -> str:
-    """What `answer` returns, or returned before for the same `files` and `asked`."""
+    """Return what `answer` returns, or returned before for the same `files` and `asked`."""
     if SOAK:
         return answer()
     known = sha256(repr(([_state(file) for file in files], asked)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What became of each run in which a worker was lost: facts that tests note, and the table of their sums."""
+"""Note what became of each run in which a worker was lost, and make the table of the sums."""
 
 import math
 import os
@@ -77,12 +77,12 @@ def noted(place: str, state: str, kind: str, *, told_within: float = HANG_SECOND
 
 
 def noted_losses() -> Sequence[Loss]:
-    """Of this process, so far, and those it was told of."""
+    """Return the losses of this process, so far, and those it was told of."""
     return _NOTED
 
 
 def note_losses(losses: Iterable[Loss]) -> None:
-    """What another process has noted."""
+    """Take over what another process has noted."""
     _NOTED.extend(losses)
 
 
@@ -96,7 +96,7 @@ def page(losses: Sequence[Loss], interruptions: Sequence[Interruption], *, seed:
 
 
 def tables_of(losses: Sequence[Loss], interruptions: Sequence[Interruption]) -> Iterator[list[str]]:
-    """Those that have lines."""
+    """Return the tables that have lines."""
     if losses:
         yield table(losses)
     if interruptions:

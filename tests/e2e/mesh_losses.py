@@ -1,4 +1,4 @@
-"""What a serving node loses, and in which state: what the tests of it do the same."""
+"""Lose parts of a serving node in a chosen state, for the tests that do so."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ AGAIN_TIMES = 3.0  # on one that does: so often what it took from the head's sta
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What one node alone answers."""
+    """The answers of one node alone."""
 
     short: str
     long: str
@@ -155,11 +155,11 @@ async def hit_in_mid_answer(
 
 
 async def resumes(head: LocalNode) -> int:
-    """How often the head's session with the worker went on over another connection."""
+    """Return how often the head's session with the worker went on over another connection."""
     return peer_of(await head.status(), "worker").resumes
 
 
 def crashes(head: LocalNode) -> int:
-    """How often llama-server has aborted or crashed, by the head's log."""
+    """Return how often llama-server has aborted or crashed, by the head's log."""
     text = (head.spec.home / "node.log").read_text(errors="replace")
     return sum(text.count(f"ended by {number.name}") for number in (signal.SIGABRT, signal.SIGSEGV))

@@ -304,7 +304,7 @@ class Mesh:
             raise
 
     def _ends_of(self, number: int) -> dict[int, socket.socket]:
-        """Of the connections with its neighbours."""
+        """Return the ends of the connections with its neighbours."""
         ends = {}
         for (one, other), pair in self.between.items():
             if number == one:

@@ -1,4 +1,4 @@
-"""What all tests of native/mesh in real processes begin with: the marks, the build, a loss in mid-answer."""
+"""Set up tests of native/mesh in real processes: the marks, the build, a loss in mid-answer."""
 
 import contextlib
 import http.client
@@ -38,12 +38,12 @@ def found_build() -> MeshBuild:
 
 @cache
 def is_before(release: tuple[int, ...]) -> bool:
-    """Whether what is built is of an earlier release of ggml: native/FOLLOW.toml."""
+    """Return True if what is built is of an earlier release of ggml: native/FOLLOW.toml."""
     return tuple(int(part) for part in ggml_of(found_build()).split(".")) < release
 
 
 def ends_without_a_context() -> set[int]:
-    """What a llama-server may end with whose context could not be made.
+    """Return the exit codes of a llama-server whose context could not be made.
 
     Before 0.20 it asks the one that it has not got how large it is: upstream's own.
     """

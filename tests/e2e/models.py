@@ -66,7 +66,7 @@ def cache_without_models(folder: Path) -> Path:
 
 @cache
 def native() -> NativeInfo:
-    """What daemons run: upstream's binaries and ours, built if they are not there yet."""
+    """Return the programs that daemons run: upstream's binaries and ours, built if they are not there yet."""
     return _done(native_builds.build(cache_folder(), backend="cpu", progress=_silent))
 
 
@@ -99,7 +99,7 @@ def unpack_templates(folder: Path) -> list[Path]:
 
 @cache
 def stock_text(model: Path, tokens: int = 24, prompt: str = PROMPT, extra: tuple[str, ...] = ()) -> str:
-    """What upstream's llama-server answers on one machine, without meshd.
+    """Return what upstream's llama-server answers on one machine, without meshd.
 
     Kept for models that every run finds as they are; those that a test makes for itself have no end.
     """

@@ -233,7 +233,7 @@ class Head(Program):
             wait_until(self._healthy, "llama-server is ready")
 
     def hand_over(self, _handed: Handed, _env: dict[str, str]) -> Report | None:
-        """What other kinds of heads are given besides; a report of theirs."""
+        """Give the program what other kinds of heads get besides; return a report of theirs."""
         return None
 
     def _healthy(self) -> bool:

@@ -84,7 +84,7 @@ class Fleet:
         listen: str = "127.0.0.1:0",
         prefix: tuple[str, ...] = (),
     ) -> NodeSpec:
-        """Of a node in this fleet's folder; `home` names its state where that is not its own name.
+        """Describe a node in this fleet's folder; `home` names its state where that is not its own name.
 
         All workers take part, however fast the model would be without them, an answer that is interrupted
         ends with an error, each round makes one token, and all traffic crosses the links, as between
@@ -180,7 +180,7 @@ def peer_of(status: Status, name: str) -> PeerView:
 
 
 def child_pid(status: Status, name: str) -> int:
-    """Of the one child with this name."""
+    """Return the pid of the one child with this name."""
     [pid] = [child.pid for child in status.children if child.name == name]
     assert pid is not None
     return pid

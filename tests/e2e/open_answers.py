@@ -103,12 +103,12 @@ def interruption(lost: str, how: str) -> Iterator[Interruption]:
 
 
 def noted_interruptions() -> Sequence[Interruption]:
-    """Of this process, so far, and those it was told of."""
+    """Return the interruptions of this process, so far, and those it was told of."""
     return _NOTED
 
 
 def note_interruptions(found: Iterable[Interruption]) -> None:
-    """What another process has noted."""
+    """Take over what another process has noted."""
     _NOTED.extend(found)
 
 

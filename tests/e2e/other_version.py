@@ -71,7 +71,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def shares_models(folder: Path) -> bool:
-    """Whether it has the llama.cpp and the protocol of mesh-server that this version has."""
+    """Return True if it has the llama.cpp and the protocol of mesh-server that this version has."""
     protocol = (folder / "meshd" / "rpc" / "mesh_protocol.py").read_text()
     same_pin = read_pin(folder / "meshd" / "native").commit == read_pin().commit
     return same_pin and re.search(rf"^VERSION = {MESH_VERSION}$", protocol, re.MULTILINE) is not None

@@ -1,4 +1,4 @@
-"""What half floats do to a model: `python -m tests.e2e.perplexity [--write docs/lab/native.md]`.
+"""Measure what half floats do to a model: `python -m tests.e2e.perplexity [--write docs/lab/native.md]`.
 
 llama-perplexity of upstream's tree (built the first time) reads the documentation of Python's own language,
 10 times 512 tokens, with SmolLM2: with `GGML_MESH_ACTIVATIONS=f32`, and compared with that, token by token,
@@ -56,7 +56,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What is compared: states cross to the first worker, between two of them, and back."""
+    """One way of computing that is compared: states cross to the first worker, between workers, and back."""
 
     name: str
     workers: int

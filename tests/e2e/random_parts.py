@@ -1,4 +1,4 @@
-"""What many architectures have in common: heads, feed-forward blocks, experts, both ends of a model."""
+"""Write parts that many architectures share: heads, feed-forward blocks, experts, both ends of a model."""
 
 from collections.abc import Sequence
 

@@ -105,11 +105,11 @@ def _write_hearing(path: Path, *, width: int) -> None:
 
 @cache
 def random_projector(width: int) -> Path:
-    """Of images, for a language model whose embeddings have `width` elements; made if it is not there yet."""
+    """Return a projector of images, for embeddings of `width` elements; made if it is not there yet."""
     return made(f"random-mmproj-{width}.gguf", partial(_write_sight, width=width))
 
 
 @cache
 def random_audio_projector(width: int) -> Path:
-    """Of sounds, likewise."""
+    """Return a projector of sounds, likewise."""
     return made(f"random-audio-mmproj-{width}.gguf", partial(_write_hearing, width=width))

@@ -19,7 +19,7 @@ def drop(path: Path) -> None:
 
 
 def read_ahead_bytes(path: Path) -> int:
-    """How far the kernel reads ahead on the file's device; its default where that cannot be seen."""
+    """Return how far the kernel reads ahead on the file's device; its default where that cannot be seen."""
     device = path.stat().st_dev
     place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     for queue in (place / "queue", place / ".." / "queue"):  # of a disk, of a partition
@@ -29,7 +29,7 @@ def read_ahead_bytes(path: Path) -> int:
 
 
 def resident_bytes(path: Path, ranges: Iterable[tuple[int, int]]) -> int:
-    """How many bytes of these (offset, size) ranges are held, counting only pages wholly inside a range."""
+    """Return the bytes of these (offset, size) ranges that are held, of pages wholly inside a range."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     size = path.stat().st_size

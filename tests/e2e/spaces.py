@@ -65,7 +65,7 @@ class Space:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What runs a program inside."""
+        """Return the command that runs a program inside."""
         user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
         return ("nsenter", f"--target={self._process.pid}", *user, "--net", "--")
 

@@ -1,4 +1,4 @@
-"""How fast SmolLM2 is with each split of configs/, over a worker and a serving node of one thread each.
+"""Measure SmolLM2 with each split of configs/, over a worker and a serving node of one thread each.
 
     python -m tests.e2e.split_rates
 

@@ -43,7 +43,7 @@ class Scene:
     api: Api
 
     async def requests(self) -> dict[str, int]:
-        """How many each head has been asked so far."""
+        """The requests of each head so far."""
         found = {}
         for name, head in self.heads.items():
             api = (await head.status()).api

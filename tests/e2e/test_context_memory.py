@@ -1,4 +1,4 @@
-"""What the planner says that a context takes is what llama.cpp allocates for it, in models of every kind."""
+"""Test that the planner says of a context what llama.cpp allocates for it, in models of every kind."""
 
 import re
 from functools import partial

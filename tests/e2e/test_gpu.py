@@ -206,7 +206,7 @@ def test_two_heads_at_the_same_time_on_one_card(tmp_path: Path, card: Gpu) -> No
 
 
 def _one_folder(card: Gpu, folder: Path) -> Path:
-    """Of all programs of the build, as a user would name it."""
+    """Return a folder with all programs of the build, as a user would name it."""
     folder.mkdir()
     for path in card.native.binaries.values():
         (folder / path.name).symlink_to(path)

@@ -31,7 +31,7 @@ def card(request: pytest.FixtureRequest) -> Gpu:
 
 
 def _written(folder: Path, card: Gpu, activations: str) -> Writes:
-    """What a head with half of the layers on the card writes to a worker that has the others there."""
+    """Return what a head with half of the layers on the card writes to a worker that has the others there."""
     writes: Writes = {}
     head_bytes = wire.MESSAGES[wire.WRITE].body.size
 

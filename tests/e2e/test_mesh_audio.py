@@ -52,7 +52,7 @@ def client(url: str) -> "OpenAI":
 
 
 def heard(url: str, sound: bytes) -> tuple[str, int]:
-    """What the model says of a sound, and how many tokens the prompt had."""
+    """Return what the model says of a sound, and how many tokens the prompt had."""
     data = base64.b64encode(sound).decode()
     content: Any = [
         {"type": "text", "text": "bula?"},

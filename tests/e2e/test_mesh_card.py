@@ -40,7 +40,7 @@ def cards_that(then: str, count: int = 1) -> str:
 
 
 def test_the_others_serve_without_it(tmp_path: Path) -> None:
-    """What else a trial may find: tests/unit/devices/test_trial_report.py."""
+    """Test one failed trial; tests/unit/devices/test_trial_report.py has what else a trial may find."""
     then, why = CRASH
     reference = alone(smollm2(), 16)
     cache = half_mesh.install(tmp_path / "cache", cards_that(then))

@@ -102,7 +102,7 @@ def _parsed(answer: http.client.HTTPResponse, on_event: Callable[[int], None]) -
 
 
 def text_of(events: list[Event]) -> str:
-    """Of any dialect: what a user reads."""
+    """Return the text that a user reads, in any dialect."""
     found = ""
     for event in events:
         assert "error" not in event and event.get("type") != "error", event
@@ -117,7 +117,7 @@ def text_of(events: list[Event]) -> str:
 
 
 def kinds_of(events: list[Event]) -> list[str]:
-    """What kinds of events there were, each once for a row of it."""
+    """Return the kinds of the events, each once for a row of it."""
     kinds = [str(event.get("type") or event.get("object")) for event in events]
     return [kind for at, kind in enumerate(kinds) if at == 0 or kinds[at - 1] != kind]
 
@@ -133,7 +133,7 @@ def usage_of(events: list[Event]) -> list[tuple[int, int]]:
 
 
 def arguments_of(events: list[Event]) -> str:
-    """Of any dialect: those of the one call."""
+    """Return the arguments of the one call, in any dialect."""
     found = ""
     for event in events:
         for choice in event.get("choices", ()):

@@ -48,7 +48,7 @@ _ORDINARY = {"messages": [{"role": "user", "content": "Count to ten."}], "max_to
 
 @dataclass
 class Seen:
-    """What came of it all."""
+    """The results of it all."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     slowest: float = 0.0
@@ -116,7 +116,7 @@ async def other_client(http: aiohttp.ClientSession, url: str, seen: Seen) -> Non
 
 @dataclass(frozen=True)
 class Turn:
-    """Of one answer, in seconds: when its request came, and when llama-server got it."""
+    """The times of one answer, in seconds: when its request came, and when llama-server got it."""
 
     key: str
     came: float

@@ -150,7 +150,7 @@ async def _start_workers(fleet: Fleet, names: list[str], count: int) -> str:
 
 
 async def _different_texts(fleet: Fleet, head: LocalNode, name: str, *, devices: int) -> list[str]:
-    """What it answers other than one node does, when `devices` have a share of the layers."""
+    """Return the texts that differ from one node's, when `devices` have a share of the layers."""
     status = await fleet.ready(head)
     view = model_of(status)
     assert len([part for part in view.split if part.layers]) == devices, view.split

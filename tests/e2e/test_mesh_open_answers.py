@@ -402,5 +402,5 @@ async def _interrupted(place: Trio, kind: Kind, texts: Sequence[str], noted: Int
 
 
 def _told(head: LocalNode, event: str) -> int:
-    """How often its log has this event."""
+    """Return how often its log has this event."""
     return (head.spec.home / "logs" / "meshd.log").read_text(errors="replace").count(event)

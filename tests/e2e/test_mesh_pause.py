@@ -20,7 +20,7 @@ OPTIONS = ("--set", "serve.continue_answers=100", "--device", "none", *SAME_THRE
 
 
 def nodes_of(status: Status) -> set[str]:
-    """Those with layers of a model that is ready."""
+    """Return the nodes with layers of a model that is ready."""
     model = model_of(status)
     return {part.node for part in model.split if part.layers} if model.state == "ready" else set()
 

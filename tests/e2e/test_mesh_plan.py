@@ -84,7 +84,7 @@ def test_a_plan_for_what_is_no_model_and_for_what_fits_nowhere(tmp_path: Path) -
 
 
 def test_a_head_uses_the_workers_with_which_the_model_is_fastest(tmp_path: Path) -> None:
-    """Of two that are alike one is enough, where a prompt takes no longer than a token."""
+    """Test that of two that are alike one is enough, where a prompt takes no longer than a token."""
     cache = own_cache(tmp_path)
 
     async def check() -> None:
@@ -116,7 +116,7 @@ def test_a_head_uses_the_workers_with_which_the_model_is_fastest(tmp_path: Path)
 
 
 def test_a_head_alone_starts_at_once_and_takes_in_a_worker_that_helps(tmp_path: Path) -> None:
-    """What was measured is replaced: the head is slow, the worker fast. `plan` and `why` agree with it."""
+    """Test with replaced measures, a slow head and a fast worker; `plan` and `why` agree with the head."""
     caches: dict[str, Path] = {}
     for name in ("head", "worker"):
         (tmp_path / f"cache of {name}").mkdir()
@@ -158,7 +158,7 @@ def test_a_head_alone_starts_at_once_and_takes_in_a_worker_that_helps(tmp_path: 
 
 
 def test_a_plan_while_the_model_is_loaded(tmp_path: Path) -> None:
-    """What the model takes counts as free, and its answers leave the prediction as it is."""
+    """Test that what the model takes counts as free, and its answers leave the prediction as it is."""
     lent = (*QUIET, "--memory", "600M")
     layers = ("--layers", "worker-0=0-14", "--layers", "worker-1=15-29")
 

@@ -94,7 +94,7 @@ def test_the_text_is_that_of_one_machine(tmp_path: Path, count: int) -> None:
 
 
 async def said(head: LocalNode, ways: int) -> None:
-    """How often its log says that a way is used; never that one is not, for none was asked for then."""
+    """Return how often its log says that a way is used; it never says that one is not: none was asked for."""
     log = await asyncio.to_thread((head.spec.home / "logs" / "meshd.log").read_text)
     assert log.count("push_direct") == ways
     assert "push_through_head" not in log
@@ -171,7 +171,7 @@ def test_a_workers_server_is_killed_or_stopped_in_mid_answer(
 
 
 async def _blamed(head: LocalNode, victim: int) -> int:
-    """How often its log names this worker as the one by which the model was lost.
+    """Return how often its log names this worker as the one by which the model was lost.
 
     llama-server alone tells, if the worker's daemon does not know yet that its child is gone.
     """

@@ -61,7 +61,7 @@ class Liar:
         self.lied = False
 
     def change(self, said: bytes) -> bytes:
-        """Of one message."""
+        """Change one message."""
         header = wire.HEADER.unpack_from(said)
         if header[1] == wire.PROGRESS:
             return said

@@ -117,7 +117,7 @@ def test_greedy_text_is_that_of_one_node(sampled: Sampled) -> None:
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_an_end_that_comes_first_counts_as_a_token(sampled: Sampled, on_device: bool) -> None:
-    """What readiness asks must not depend on what the model says first."""
+    """Test what readiness asks for: it must not depend on what the model says first."""
     asked = {"temperature": 0, "n_predict": 1, "logit_bias": [[end_of_text(sampled.head), 1000]]}
     answer = completed(sampled.head, asked, backend_sampling=on_device)
     assert (answer["content"], answer["stop_type"], answer["tokens_predicted"]) == ("", "eos", 1)
@@ -173,7 +173,7 @@ def test_a_device_that_is_asked_for_another_chain_keeps_its_memory(sampled: Samp
 def test_with_a_chain_for_a_device_a_request_that_needs_logits_has_its_text_all_the_same(
     sampled: Sampled, more: Mapping[str, object]
 ) -> None:
-    """What the rule leaves to llama-server to decline: its text must not depend on that."""
+    """Test requests that the rule leaves to llama-server to decline: their text must not depend on that."""
     asked = {"temperature": 0.9, "seed": 7, **more}
     fields = sampled.fields({"temperature": 0.9})
     assert not sampled.fields(asked)

@@ -59,7 +59,7 @@ def _computed(inputs: str) -> list[str]:
 
 
 def _is_wrong(pieces: list[tuple[str, str]]) -> bool:
-    """Whether a device gets results of others more than once, or else than the end of a layer.
+    """Return True if a device gets results of others more than once, or else than the end of a layer.
 
     Beside the piece with its layers, a device may have one that only prepares states.
     """

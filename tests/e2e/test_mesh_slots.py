@@ -135,7 +135,7 @@ async def _who_comes_fifth_waits_and_is_served_in_turn(head: LocalNode, api: Api
 
 
 def test_each_answer_has_its_own_context_and_turn(tmp_path: Path) -> None:
-    """Of a head with one worker, whose answers have this context each."""
+    """Test a head with one worker, whose answers have this context each."""
 
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:

@@ -90,7 +90,7 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
 
 
 def test_the_draft_model_drafts_a_text_that_repeats_nothing(tmp_path: Path) -> None:
-    """By llama-server's own count. Repeated tokens are drafted behind twelve that were there before, and the
+    """Count as llama-server does. Repeated tokens are drafted behind twelve that were there before, and the
     text has none: what is drafted is the draft model's."""
 
     async def check() -> None:

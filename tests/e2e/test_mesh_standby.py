@@ -26,7 +26,7 @@ HELD = "for the loss of any worker"
 
 
 def nodes(status: Status) -> set[str]:
-    """Those that compute."""
+    """Return the nodes that compute."""
     return {part.node for part in model_of(status).split if part.layers}
 
 

@@ -55,7 +55,7 @@ def _ask(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is asked for, and what a whole answer is."""
+    """A form to ask for, and the check of a whole answer."""
 
     path: str
     asked: Mapping[str, object]
@@ -151,7 +151,7 @@ def _is_the_budget(pieces: int) -> bool:
 
 
 def _has_thought_in_response(events: list[Event]) -> bool:
-    """What it has at the end is what came in pieces, and each item began once."""
+    """Return True if the response at the end is what came in pieces, and each item began once."""
     said = {"reasoning": "", "message": text_of(events)}
     begun, thought = [], 0
     for one in events:
@@ -220,7 +220,7 @@ TAGGED_FORMS: Mapping[str, Form] = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Of answers that are open at once."""
+    """Answers that are open at once."""
 
     template: Path
     forms: Mapping[str, Form]

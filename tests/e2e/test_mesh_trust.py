@@ -229,7 +229,7 @@ async def _probe(place: int | Path, data: bytes, *, user: int | None) -> int:
 
 
 def _listening_ports(pid: int) -> set[int]:
-    """Of the TCP sockets that this process listens on (proc_net_tcp)."""
+    """Return the TCP ports that this process listens on (proc_net_tcp)."""
     inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {
@@ -240,7 +240,7 @@ def _listening_ports(pid: int) -> set[int]:
 
 
 def _sockets_of(node: LocalNode) -> list[Path]:
-    """Those of the hops between its daemon and its children."""
+    """Return the sockets of the hops between its daemon and its children."""
     return list(find_socket(node.spec.home).parent.glob("rpc*.sock"))
 
 

@@ -88,7 +88,7 @@ def _is_connected(status: Status) -> bool:
 
 
 def test_the_next_version_of_both_protocols_shares_a_model_with_this_one(tmp_path: Path) -> None:
-    """What the next release will say, as far as this one has to understand it: its versions and these."""
+    """Test what the next release will say, as far as this one has to understand it: its versions."""
     newer = changed_copy(
         tmp_path / "newer",
         (VERSIONS, f"\nWIRE_VERSION = {WIRE_VERSION}", f"\nWIRE_VERSION = {WIRE_VERSION + 1}"),

@@ -126,7 +126,7 @@ def test_answers_that_run_at_once_are_divided_by_rounds(tmp_path: Path) -> None:
 
 
 def adds_up(account: dict[str, Any]) -> None:
-    """What is shown is the whole."""
+    """Check that the parts shown are the whole."""
     parts = sum(part["seconds"] for part in account["parts"])
     assert account["seconds"] == pytest.approx(parts + account["unexplained"])
     assert account["seconds"] > 0

@@ -26,12 +26,12 @@ TOKENS = 16
 
 
 def same(path: str | Path, other: Path) -> bool:
-    """Whether two files have the same bytes."""
+    """Return True if two files have the same bytes."""
     return filecmp.cmp(path, other, shallow=False)
 
 
 def gave(body: Mapping[str, object]) -> dict[str, int]:
-    """By node; those that gave nothing are left out."""
+    """Return what nodes gave, by node; those that gave nothing are left out."""
     members = body["members"]
     assert isinstance(members, list)
     return {one["node"]: one["bytes"] for one in members if one["bytes"]}

@@ -67,7 +67,7 @@ def _key_file(folder: Path) -> Path:
 
 
 async def asked(folder: Path, model: Path, *options: str, ask: Callable[[str], Any], workers: int = 0) -> Any:
-    """What `ask` returns, called in a thread with the address of a head that serves the model."""
+    """Return what `ask` returns, called in a thread with the address of a head that serves the model."""
     keys = _key_file(folder)
     async with Fleet(folder) as fleet:
         token, _ = await fleet.workers(*[model] * workers) if workers else ("", [])
@@ -412,7 +412,7 @@ def _png(red: int, green: int, blue: int) -> str:
 
 
 def _shown(url: str) -> list[str]:
-    """What the model says of two images, and of what pi showed."""
+    """Return what the model says of two images, and of what pi showed."""
     with openai_client(url) as ai:
         texts = []
         for image in (_png(255, 0, 0), _png(0, 0, 255)):

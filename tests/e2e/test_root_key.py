@@ -20,7 +20,7 @@ THREE_YEARS = 3 * 365 * 86_400
 
 
 async def _done(node: LocalNode | Path, *words: str) -> str:
-    """What this call of the command line printed; it must succeed."""
+    """Return what this call of the command line printed; it must succeed."""
     home = node if isinstance(node, Path) else node.spec.home
     done = await cli(home, *words)
     assert done.returncode == 0, done.stderr

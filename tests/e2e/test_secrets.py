@@ -86,7 +86,7 @@ def processes(pid: int, name: str) -> dict[str, bytes]:
 
 
 def environment(node: LocalNode) -> dict[str, bytes]:
-    """What the node itself was given, with its token: only its own user can read it."""
+    """Return what the node itself was given, with its token: only its own user can read it."""
     return {"it": Path(f"/proc/{node.pid}/environ").read_bytes()}
 
 
@@ -96,7 +96,7 @@ def logs(folder: Path) -> dict[str, bytes]:
 
 
 async def shown(node: LocalNode, token: str) -> dict[str, bytes]:
-    """What the commands for people and for bug reports print, with the token and the hub's as settings."""
+    """Return the output for people and for bug reports, with the token and the hub's as settings."""
     verbs = ("status --json", "status", "doctor --json", "invite ls --json", "logs", "config show")
     printed = {}
     for verb in (*verbs, "config show --json", "model ls --json"):
@@ -131,7 +131,7 @@ async def answered(node: LocalNode, key: str) -> tuple[int, bytes]:
 
 
 async def refused_joins(home: Path, token: str) -> bytes:
-    """What a member is told that joins again with the token, and with a damaged one."""
+    """Return what a member is told that joins again with the token, and with a damaged one."""
     said = ""
     for words in (token, token[:40] + ("a" if token[40] != "a" else "b") + token[41:]):
         done = await cli(home, "worker", "--listen", "127.0.0.1:0", MESHD_JOIN=words)

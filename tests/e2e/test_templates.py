@@ -1,4 +1,4 @@
-"""What agents send is rendered by every template that llama.cpp ships, once the gateway has normalised it.
+"""Test that every template of llama.cpp renders what agents send, once the gateway has normalised it.
 
 A short run asks one for each set of traits, and others that its seed draws. The gateway is real, and so is
 the llama-server that renders (`/apply-template`; nothing is generated). Between them, a fake answers.
@@ -179,7 +179,7 @@ def _heads(templates: list[Path], folder: Path) -> Iterator[tuple[str, Head]]:
 
 
 def _missing(template: str, texts: Sequence[str], prompt: str) -> list[str]:
-    """Of what was said, that which is not in the prompt."""
+    """Return the parts of the conversation that are not in the prompt."""
     missed = [text for text in texts if text not in prompt]
     return [text for text in missed if "RULE" not in text] if template == LATE_SYSTEM else missed
 
@@ -187,7 +187,7 @@ def _missing(template: str, texts: Sequence[str], prompt: str) -> list[str]:
 def test_conversations_with_tools_and_what_agents_sent_reach_the_model_whole(
     templates: list[Path], tmp_path: Path
 ) -> None:
-    """Of each recorded session the last request, which has all of it."""
+    """Test with the last request of each recorded session, which has all of it."""
     tools = [{"type": "function", "function": TOOL}]
     asked = [
         ("/v1/chat/completions", {"model": "tiny", "messages": messages, "tools": tools})

@@ -1,4 +1,4 @@
-"""What a new user sees of real nodes on terminals of 80 and 120 columns, from the first start to the last.
+"""Show real nodes to a new user on terminals of 80 and 120 columns, from the first start to the last.
 
 With MESHD_SCREENS the screens are kept in that folder, as pictures on a dark and on a light background.
 """

@@ -74,14 +74,14 @@ async def raw_server(heard: list[str]) -> AsyncIterator[int]:
 
 
 async def said(node: LocalNode, *words: str) -> str:
-    """What a verb prints."""
+    """Return what a verb prints."""
     done = await cli(node.spec.home, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 async def refused(node: LocalNode, *words: str) -> str:
-    """What a verb says when it fails."""
+    """Return what a verb says when it fails."""
     done = await cli(node.spec.home, *words)
     assert (done.returncode, done.stdout) == (1, ""), done
     return done.stderr

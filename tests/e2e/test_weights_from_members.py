@@ -29,7 +29,7 @@ ON_A = (*ON_WORKERS, "--workers", "a")
 
 
 def fetched(node: LocalNode) -> dict[str, Counter[str]]:
-    """By worker, the megabytes that it had from each member, as the head's log says."""
+    """Return by worker the megabytes that it had from each member, as the head's log says."""
     found: dict[str, Counter[str]] = {}
     for line in (node.spec.home / "node.log").read_text().splitlines():
         if "worker_fetched" in line and (worker := re.search(r"name=(\S+)", line)):

@@ -1,4 +1,4 @@
-"""What a program with `--try-device` says of a device."""
+"""Try a device with a program's `--try-device`, and read what it says of it."""
 
 import re
 import subprocess

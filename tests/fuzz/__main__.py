@@ -43,7 +43,7 @@ DEFAULT_INPUTS = 1_000_000
 
 
 def shares(inputs: int, targets: tuple[Target, ...]) -> dict[str, int]:
-    """How many inputs each target gets; together at least `inputs`."""
+    """Return how many inputs each target gets; together at least `inputs`."""
     whole = sum(target.share for target in targets)
     return {target.name: -(-inputs * target.share // whole) for target in targets}
 

@@ -21,7 +21,7 @@ class Found(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one target did with its inputs."""
+    """The result of one target with its inputs."""
 
     name: str
     inputs: int

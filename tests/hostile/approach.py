@@ -1,4 +1,4 @@
-"""How the hostile member comes to a victim: a session where it gets one, streams, a count of all it said."""
+"""Bring the hostile member to a victim: a session where it gets one, streams, a count of all it said."""
 
 import asyncio
 from collections import Counter, deque
@@ -104,7 +104,7 @@ class Approach:
 
     @property
     def heard(self) -> Counter[str]:
-        """What victims took or refused, by service; and at other doors what shows that they listened."""
+        """Return what victims took or refused, by service; elsewhere what shows that they listened."""
         return sum((talk.answered for talk in self._talks.values() if not talk.over), +self._heard)
 
     def _count(self, name: str) -> None:

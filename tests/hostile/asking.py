@@ -52,7 +52,7 @@ HTTP = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What is said to one service. `is_answer`: an honest node's answer to a good question, as far as it has
+    """The words for one service. `is_answer`: an honest node's answer to a good question, as far as it has
     come, and whether it ended there. `misplaced`: what belongs to a later moment, or to the other side."""
 
     name: str
@@ -251,7 +251,7 @@ class Asking(Approach):
 
 
 def answered_sign(service: str) -> str:
-    """What is counted when a victim has answered a good question there."""
+    """Return what is counted when a victim has answered a good question there."""
     return f"{service}: answered"
 
 

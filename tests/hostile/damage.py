@@ -1,4 +1,4 @@
-"""What no honest node may do, however it is treated; and how that is seen from outside of it."""
+"""Find damage: what no honest node may do, however it is treated, seen from outside of it."""
 
 import contextlib
 import ctypes
@@ -14,11 +14,11 @@ _PAGE = 4096
 
 
 class Damage(AssertionError):
-    """What an honest node did that it must not."""
+    """A deed of an honest node that it must not do."""
 
 
 class Lines(io.StringIO):
-    """What the honest nodes log: counted by event, and failures that were contained but not foreseen."""
+    """The log of the honest nodes: counted by event, and failures that were contained but not foreseen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def why_forbidden(host: str) -> str:
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where /proc is not."""
+    """Return the resident bytes of this process; 0 where /proc is not."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
     except OSError:

@@ -238,7 +238,7 @@ class Visit(Asking):
     # Beside a session.
 
     async def _post_mail(self) -> None:
-        """By the mailbox of a relay, from whomever it likes to be."""
+        """Send by the mailbox of a relay, from whomever it likes to be."""
         for _ in range(VOLLEY // 4):
             post = self._target().post
             kind, blob = ("signal", self._pen.some("signal"))
@@ -324,7 +324,7 @@ def _granted(heard: bytes) -> bytes:
 
 
 async def _is_open(link: Link) -> bool:
-    """Whether the other side has not ended it; what it says meanwhile is dropped."""
+    """Return True until the other side has ended it; what it says meanwhile is dropped."""
     try:
         async with asyncio.timeout(0.01):
             while True:

@@ -23,7 +23,7 @@ _MOST = 2048  # bytes of what is drawn
 
 
 def _sizes() -> tuple[int, ...]:
-    """What the wire says that something has so many bytes of."""
+    """Return the sizes that the wire names."""
     modules = [
         importlib.import_module(f"{wire.__name__}.{one.name}") for one in pkgutil.iter_modules(wire.__path__)
     ]
@@ -37,7 +37,7 @@ def _sizes() -> tuple[int, ...]:
 
 
 def drawn_seed() -> int:
-    """Of a test: another one in each run, printed; MESHD_SEED repeats one."""
+    """Return the seed of a test: another one in each run, printed; MESHD_SEED repeats one."""
     print(f"MESHD_SEED={SEED}")  # noqa: T201
     return SEED
 
@@ -100,7 +100,7 @@ hints_of = functools.cache(typing.get_type_hints)
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What means something to the victims: ids and records; names of services, topics, nodes."""
+    """Values that mean something to the victims: ids and records; names of services, topics, nodes."""
 
     blobs: Sequence[bytes] = ()
     texts: Sequence[str] = ()
@@ -149,7 +149,7 @@ class Draw:
         return kind(**{name: host if name == "host" else self(hint) for name, hint in hints.items()})
 
     def text(self) -> str:
-        """Of a name, a topic, an address or a URL."""
+        """Return a name, a topic, an address or a URL."""
         if self.rng.random() < self._wild:
             return self.rng.choice((*TEXTS, *RELAYS))
         return self.rng.choice((*LETTERS, *HOSTS[:2], *self.pool.texts))
@@ -161,7 +161,7 @@ class Draw:
         return self.rng.choice(SMALL)
 
     def blob(self) -> bytes:
-        """Of a size that means something, or of the pool."""
+        """Return bytes of a size that means something, or of the pool."""
         if self.asked is not None and self.rng.random() < 0.5:
             return self.rng.randbytes(self.asked)
         luck = self.rng.random()

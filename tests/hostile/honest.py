@@ -42,7 +42,7 @@ def _length(pause: tuple[float, float]) -> float:
 
 
 class _Node:
-    """What it has beside its mesh."""
+    """The tunnels and tasks of a node, beside its mesh."""
 
     def __init__(self, member: MemberNode, tunnels: OwnTunnels, owner: Owner) -> None:
         self._member = member
@@ -92,7 +92,7 @@ class _Node:
             self._pauses = sorted(self._pauses, key=_length)[-MOST_PAUSES:]
 
     def look(self) -> str:
-        """How it goes; pauses are kept anew from here on. Times are those of the system's clock."""
+        """Return how it goes; pauses are kept anew from here on. Times are those of the system's clock."""
         if self._waits_since is not None:
             self._keep(self._waits_since, asyncio.get_running_loop().time())
         pauses, self._pauses = self._pauses, []

@@ -27,7 +27,7 @@ _DIALLING: ContextVar[tuple[str, PeerId] | None] = ContextVar("dialling", defaul
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """What left the node for the network."""
+    """A place outside to which the node dialled."""
 
     proto: str
     host: str
@@ -43,7 +43,7 @@ class Noted:
 
     @property
     def transport(self) -> Transport:
-        """That of the dialer."""
+        """Return the transport of the dialer."""
         return self._dialer.transport
 
     async def dial(self, peer: PeerId, candidates: Sequence[Dialable]) -> Link:

@@ -27,7 +27,7 @@ ROUND = 1000  # messages between two looks
 
 @dataclass(slots=True)
 class Outcome:
-    """What was sent, and what it cost."""
+    """The numbers of a run: messages sent, and their cost."""
 
     messages: int = 0  # that honest nodes were given; volleys, where every door is silent
     seconds: float = 0.0

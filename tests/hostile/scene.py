@@ -297,7 +297,7 @@ class Scene:
 
     @property
     def share_of_a_core(self) -> float:
-        """What the busier of the honest nodes has taken so far."""
+        """The share of a core that the busier of the honest nodes has taken so far."""
         seconds = max(self.loop.time() - self._began, 0.001)
         return max(self.loop.turns.spent.values(), default=0.0) / seconds
 

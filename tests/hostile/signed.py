@@ -129,7 +129,7 @@ class Pen:
                 continue
 
     def moved(self) -> bytes:
-        """Of one and the same node, at eight public addresses that nobody named before."""
+        """Return records of one and the same node, at eight public addresses that nobody named before."""
         key, chain = self._mover = self._mover or self._sybil()
         hosts = [f"203.0.113.{self._rng.randrange(256)}" for _ in range(ADDRESSES.most)]
         return PeerRecord.sign(
@@ -142,7 +142,7 @@ class Pen:
         ).encode()
 
     def ban(self) -> bytes:
-        """Of a victim, a sybil, an invite, nobody, itself: what its rank allows and what it does not."""
+        """Ban a victim, a sybil, an invite, nobody, itself: what its rank allows and what it does not."""
         peers = [*(victim.raw for victim in self._victims), self._key.peer.raw, self._rng.randbytes(32)]
         kind = self._rng.choice(("node", "node", "invite"))
         target, evidence = self._rng.choice(peers), self._rng.choice((b"", self._chain.leaf.encode()))
@@ -181,7 +181,7 @@ class Pen:
         return Signal.sign(self._key, body).encode()
 
     def presence(self) -> bytes:
-        """That it is there: for records that exist and for those that will."""
+        """Return a statement that it is there: for records that exist and for those that will."""
         return Presence.sign(
             self._key, mesh=self._mesh, sequence=self._sequence, count=self._rng.randrange(1 << 32)
         ).to_bytes()

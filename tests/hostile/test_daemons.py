@@ -80,7 +80,7 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """Of computing, so far."""
+        """Return the seconds of computing, so far."""
         words = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / TICKS
 
@@ -90,7 +90,7 @@ class Program:
         return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * PAGE
 
     async def end(self) -> None:
-        """By the end of its input; killed if that is not enough."""
+        """End it by the end of its input; kill it if that is not enough."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -56,7 +56,7 @@ def half_a_hello() -> Iterator[bytes]:
 
 
 def fragments_without_end() -> Iterator[bytes]:
-    """Of large messages, one after the other; none is ever whole."""
+    """Begin large messages, one after the other; none is ever whole."""
     for number in range(DATAGRAMS):
         body = fragment(message=number % 16, of=60_000, offset=(number * 1100) % 50_000, body=bytes(1100))
         yield record(HANDSHAKE, body, number=number)

@@ -29,7 +29,7 @@ MOST_WORDS = 8
 
 
 def _words(rng: random.Random, speech: Speech) -> Iterator[bytes]:
-    """Of one lease: often truly offered and granted, for what comes behind that."""
+    """Return the words of one lease: often truly offered and granted, for what comes behind that."""
     offer, grant = speech.good("lease.WorkerOffer"), speech.good("lease.Grant")
     assert isinstance(offer, WorkerOffer) and isinstance(grant, Grant)
     if rng.random() < 0.9:

@@ -124,7 +124,7 @@ def test_a_stun_server_over_tcp_is_hung_up_on() -> None:
 
 
 class _Moods:
-    """Whether what is near tells lies now; each round of them is followed by one of the truth."""
+    """The moods of what is near: each round of lies is followed by one of the truth."""
 
     lies = True
 

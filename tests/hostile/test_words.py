@@ -1,4 +1,4 @@
-"""What the hostile member can say is all there is to say: derived from the wire, and shown to be so."""
+"""Test that the hostile member can say all there is to say: derived from the wire, and shown to be so."""
 
 import dataclasses
 import random

@@ -1,4 +1,4 @@
-"""How long an honest node keeps the processor: what a virtual clock does not see.
+"""Time how long an honest node keeps the processor: what a virtual clock does not see.
 
 What runs for a node runs in a context that names it, which tasks and callbacks hand on to those they begin.
 """

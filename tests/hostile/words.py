@@ -63,7 +63,7 @@ def wire_types() -> list[type]:
 
 
 def members(annotation: object) -> tuple[object, ...]:
-    """Of a union; of anything else that itself."""
+    """Return the members of a union; of anything else that itself."""
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 

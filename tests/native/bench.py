@@ -125,7 +125,7 @@ class Bench:
         self.samples.setdefault(what, {}).setdefault(way, []).append(value)
 
     def compare_texts(self) -> None:
-        """What a llama-server answers on the first device, and with mesh-servers."""
+        """Compare what a llama-server answers on the first device, and with mesh-servers."""
         for way in ("alone", "mesh"):
             self._try(way, self._answer)
         same = len(self.texts) == 2 and len(set(self.texts.values())) == 1

@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Of one llama-server, or of a head's API."""
+    """A client of one llama-server, or of a head's API."""
 
     port: int
 
@@ -136,7 +136,7 @@ def stock_server(
 
 
 def through_daemons(plan: Plan, way: str) -> dict[str, float]:
-    """What is measured of workers with one device each and a head, over loopback. Raises MeshdError."""
+    """Measure workers with one device each and a head, over loopback. Raises MeshdError."""
     devices = plan.devices if way == "workers" else plan.devices[:1]
     options = ("--ctx-size", str(plan.context), "--", "-np", str(plan.slots), "-kvu")
     return over_daemons(plan.model, devices, options, lambda port: measure(Client(port), plan))
@@ -203,7 +203,7 @@ def _healthy(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Of loopback."""
+    """Return a free port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 

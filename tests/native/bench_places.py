@@ -33,7 +33,7 @@ class Programs:
 
 @dataclass(slots=True)
 class Place:
-    """What a program of llama.cpp is started with to compute there. Its descriptors serve one program."""
+    """The options by which a program of llama.cpp computes there. Its descriptors serve one program."""
 
     devices: Sequence[str]  # by the names that it knows
     options: Sequence[str] = ()

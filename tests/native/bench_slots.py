@@ -69,7 +69,7 @@ class Cells:
 
 @dataclass(slots=True)
 class Client:
-    """Of one llama-server, or of a head's API. Each prompt is another one."""
+    """A client of one llama-server, or of a head's API. Each prompt is another one."""
 
     port: int
     asked: int = 0

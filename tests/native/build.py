@@ -47,7 +47,7 @@ def other() -> Path | None:
 
 
 def find() -> MeshBuild | None:
-    """What has been built from the sources as they are."""
+    """Return what has been built from the sources as they are."""
     named = other()
     if named is not None:
         return MeshBuild(named)
@@ -62,7 +62,7 @@ def told(progress: BuildProgress) -> None:
 
 
 async def build_all(cache: Path) -> Path:
-    """What is missing, and where all of it is. Raises UserError."""
+    """Build what is missing, and return where all of it is. Raises UserError."""
     return await native.build_programs(cache, (*native.OUR_PROGRAMS, _TESTS), progress=told)
 
 

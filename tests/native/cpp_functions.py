@@ -26,7 +26,7 @@ class Function:
 
 
 def functions(text: str) -> Iterator[Function]:
-    """Those of a file and of its classes; lambdas and classes within one count to it."""
+    """Return the functions of a file and of its classes; lambdas and classes within one count to it."""
     text = _BLANKED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     begin = at = 0  # `begin`: behind what was complete before
     while (found := re.compile(r"[;{}]").search(text, at)) is not None:

@@ -36,7 +36,7 @@ _COLUMNS = ("release", "ggml", "builds", "mesh-tests", "same text", "other tests
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one release. A part that was not run has a Count of nothing."""
+    """The results of one release. A part that was not run has a Count of nothing."""
 
     name: str
     ggml: str

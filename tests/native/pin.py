@@ -43,7 +43,7 @@ _GGML, _ARCHITECTURES, _OPTIONS = "ggml/src/ggml.c", "src/llama-arch.cpp", "comm
 
 
 def names_of(text: str, array: str) -> list[str]:
-    """Of one of ggml.c's arrays of names; "TYPE" for those of types, "ARCH" for llama-arch.cpp's."""
+    """Return one of ggml.c's arrays of names; "TYPE" for those of types, "ARCH" for llama-arch.cpp's."""
     if array == "ARCH":
         return re.findall(r'\{\s*LLM_ARCH_\w+,\s*"([^"]+)"', text)
     if array == "TYPE":
@@ -53,12 +53,12 @@ def names_of(text: str, array: str) -> list[str]:
 
 
 def options_of(text: str) -> list[str]:
-    """Of llama-server's, in arg.cpp."""
+    """Return llama-server's options, in arg.cpp."""
     return re.findall(r'"(--?[a-zA-Z][\w-]*)"', text)
 
 
 def changed_lines(old: str, new: str) -> int:
-    """Those that are only in one of the two."""
+    """Return the lines that are only in one of the two."""
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
     return sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in lines)
 
@@ -89,7 +89,7 @@ def rewritten(text: str, pin: Pin, new: Upstream, commit: str) -> str:
 
 
 def review(old: Upstream, new: Upstream) -> Iterator[str]:
-    """What to look at, a line each."""
+    """Return what to look at, a line each."""
     for path, why in WATCHED.items():
         count = changed_lines(old.text(path), new.text(path))
         state = f"{count} lines differ" if path in new.texts else "GONE"

@@ -33,7 +33,7 @@ def read_releases(folder: Path | None = None) -> tuple[Pin, ...]:
 
 
 def package_version(release: Pin) -> str:
-    """Of the package that carries it: what people call it by here."""
+    """Return the version of the package that carries it: what people call it by here."""
     return release.sdist.requirement.partition("==")[2]
 
 

@@ -188,7 +188,7 @@ def read_schema(text: str) -> Schema:
 
 
 def _check(schema: Schema) -> None:
-    """What a reader of the bytes relies on."""
+    """Check what a reader of the bytes relies on."""
     names = [message.name for message in schema.messages]
     numbers = [message.number for message in schema.messages]
     if len({*names, *(one.name for one in schema.structs)}) != len(names) + len(schema.structs):

@@ -29,7 +29,7 @@ _SAME_TEXT = ("as_one_node", "as_by_one_node")  # in names of tests that compare
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tests there were, and what came of them."""
+    """The number of tests, and what came of them."""
 
     passed: int = 0
     failed: int = 0
@@ -51,7 +51,7 @@ def ggml_of(build: MeshBuild) -> str:
 
 
 def count_tests() -> int:
-    """Those that mesh-tests has, by its sources on Linux."""
+    """Count the tests that mesh-tests has, by its sources on Linux."""
     sources = (mesh_sources() / "tests").glob("*.cpp")
     return sum(len(re.findall(r"^TEST\(", path.read_text("utf-8"), re.MULTILINE)) for path in sources)
 
@@ -68,7 +68,7 @@ def run_mesh_tests(build: MeshBuild) -> Count:
 
 
 def run_processes(other: Path | None) -> tuple[Count, Count]:
-    """Those of FILES on the programs in `other`, or on the pin's: all that compare texts, and the rest."""
+    """Run FILES on the programs in `other`, or on the pin's: all that compare texts, and the rest."""
     env = os.environ if other is None else {**os.environ, OTHER: str(other)}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.xml"
@@ -88,7 +88,7 @@ def split(cases: Sequence[ElementTree.Element]) -> tuple[Count, Count]:
 
 
 def count(cases: Iterable[ElementTree.Element]) -> Count:
-    """Of pytest's report."""
+    """Count the tests in pytest's report."""
     passed = failed = skipped = 0
     for case in cases:
         if case.find("failure") is not None or case.find("error") is not None:

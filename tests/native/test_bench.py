@@ -1,4 +1,4 @@
-"""What `python -m tests.native.bench` says of what it has measured, and what it starts programs with."""
+"""Test what `python -m tests.native.bench` says of its results, and what it starts programs with."""
 
 from tests.native.bench import table
 from tests.native.bench_places import here, seen

@@ -1,4 +1,4 @@
-"""What follow.py says of a release: how tests are counted, the table, and the releases it knows."""
+"""Test what follow.py says of a release: how tests are counted, the table, and the releases it knows."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What races.py builds and says, without compiling."""
+"""Test what races.py builds and says, without compiling."""
 
 import asyncio
 import sys

@@ -47,7 +47,7 @@ def test_no_two_classes_of_the_tests_have_one_name() -> None:
 
 
 def test_releases_are_told_apart_without_the_preprocessor() -> None:
-    """What is left for it are differences of systems."""
+    """Test that only differences of systems are left for the preprocessor."""
     conditions = [
         line
         for path in OURS

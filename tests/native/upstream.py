@@ -1,4 +1,4 @@
-"""What a release of llama.cpp says of itself, in the source archive of llama-cpp-python that carries it."""
+"""Read what a release of llama.cpp says of itself, from the sources that llama-cpp-python carries."""
 
 import hashlib
 import re
@@ -30,17 +30,17 @@ class Upstream:
     texts: dict[str, bytes]
 
     def text(self, path: str) -> str:
-        """Of a file that may be missing there."""
+        """Return the text of a file, empty if it is missing there."""
         return self.texts.get(path, b"").decode("utf-8", "replace")
 
     @property
     def version(self) -> str:
-        """Of ggml."""
+        """Return the version of ggml."""
         return _numbers(self.text(CMAKE), r"GGML_VERSION_{}\s+(\d+)")
 
     @property
     def release(self) -> str:
-        """Of llama.cpp."""
+        """Return the release of llama.cpp."""
         return _numbers(self.text(TOP_CMAKE), r"LLAMA_VERSION_{}\s+(\d+)")
 
     @property

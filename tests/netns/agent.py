@@ -24,7 +24,7 @@ class AgentError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a node. No `kinds`: all. `join` is a token. `port` None: the default one."""
+    """The settings of a node. No `kinds`: all. `join` is a token. `port` None: the default one."""
 
     name: str = "node"
     join: str = ""

@@ -1,4 +1,4 @@
-"""What packets pass an interface: who sends them and where they go. AF_PACKET, packet(7)."""
+"""Read the packets that pass an interface: who sends them and where they go. AF_PACKET, packet(7)."""
 
 import ipaddress
 import socket
@@ -27,7 +27,7 @@ class Packet:
 
     @property
     def local(self) -> bool:
-        """Whether a router has to leave it in its network: multicast of the link, broadcast, link-local."""
+        """Return True if a router leaves it in its network: multicast of the link, broadcast, link-local."""
         address = ipaddress.ip_address(self.to)
         return address.is_multicast or address.is_link_local or self.to == "255.255.255.255"
 

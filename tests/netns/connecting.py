@@ -36,7 +36,7 @@ def client_hello() -> bytes:
 
 
 def main(host: str, port: str, rate: str, words: str, count: str, *sources: str) -> None:
-    """See the top of the file."""
+    """Run the program described at the top of the file."""
     # it comes with the end of the input, before the count is out
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hello = client_hello() if words == "hello" else b""

@@ -203,7 +203,7 @@ def _device(namespace: str, name: str) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """See the top of the file."""
+    """Run the program described at the top of the file."""
     space_a, name_a, space_b, name_b = argv
     left, right = _device(space_a, name_a), _device(space_b, name_b)
     a, b = Direction(left, right, 1), Direction(right, left, 2)

@@ -34,7 +34,7 @@ class Crossing:
         self._there = threading.Condition()
 
     def signals(self, owner: PeerId) -> "CrossingSignals":
-        """Of the node `owner`; to be made in its own loop."""
+        """Return the signals of the node `owner`; to be made in its own loop."""
         made = CrossingSignals(self, owner)
         with self._there:
             self._boxes[owner] = made
@@ -97,7 +97,7 @@ class Inside(threading.Thread):
             self._error = error
 
     def result(self) -> object:
-        """What `work` returned. Raises what it raised."""
+        """Return what `work` returned. Raises what it raised."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -117,7 +117,7 @@ Make = Callable[[Node, Signals], Both]
 
 @dataclass(slots=True)
 class Tries:
-    """What became of dials from near to far."""
+    """The results of dials from near to far."""
 
     paths: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

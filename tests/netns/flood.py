@@ -1,4 +1,4 @@
-"""How many joins and links succeed from 100 ms away under a flood: `python -m tests.netns.flood`.
+"""Count joins and links that succeed from 100 ms away under a flood: `python -m tests.netns.flood`.
 
 Prints, for each rate of strangers' connections (those named, or 0 120 200 1000), how many of ten joins and
 ten links succeed: against silent strangers and those that begin TLS, from one network and from many.
@@ -37,7 +37,7 @@ KEYS = derive(bytes(range(16)))
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How many of ten attempts succeeded, and how many connections a second the strangers really had."""
+    """The successes of ten attempts, and how many connections a second the strangers really had."""
 
     joins: int
     links: int
@@ -127,7 +127,7 @@ async def admitted(joining: Joining) -> bool:
 
 
 def main(*rates: str) -> None:
-    """See the top of the file."""
+    """Run the program described at the top of the file."""
     for words, networks in (("silent", 1), ("hello", 1), ("silent", SOURCES), ("hello", SOURCES)):
         for rate in map(float, rates or ("0", "120", "200", "1000")):
             reached = under_flood(rate, words, networks)

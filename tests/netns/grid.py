@@ -38,7 +38,7 @@ Joined = tuple[Agent, Agent]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Of one pair. Times in seconds since the joiner began; `error` is empty when they connected."""
+    """One pair's result. Times in seconds since the joiner began; `error` is empty when they connected."""
 
     one: str
     two: str
@@ -51,7 +51,7 @@ class Result:
 
     @property
     def direct(self) -> bool:
-        """Whether the last path was no relayed one."""
+        """True if the last path was no relayed one."""
         return self.last is not None and self.last.path in DIRECT_PATHS
 
 
@@ -85,7 +85,7 @@ class Bench:
         return self._sites[kind, side]
 
     def settings(self, kind: Kind | None = None, *, join: str = "") -> Settings:
-        """Of a node at such a place."""
+        """Return the settings of a node at such a place."""
         name = "near" if join else "far"
         port = PUBLIC_PORT if kind is Kind.PUBLIC else None
         return Settings(name=name, join=join, stun=self.stun, relays=self.relays, port=port, mdns=True)

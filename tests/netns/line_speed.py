@@ -1,4 +1,4 @@
-"""What the emulated line can carry, and what it costs: `.venv/bin/python -m tests.netns.line_speed`.
+"""Measure what the emulated line can carry, and its cost: `.venv/bin/python -m tests.netns.line_speed`.
 
 One TCP flow over a line with each setting; CPU is that of the emulator's process alone.
 """

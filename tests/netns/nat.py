@@ -18,7 +18,7 @@ from enum import StrEnum
 
 
 class Nat(StrEnum):
-    """How a router translates."""
+    """The rules by which a router translates."""
 
     FULL_CONE = "full cone"
     ADDRESS_RESTRICTED = "address-restricted"
@@ -29,7 +29,7 @@ class Nat(StrEnum):
 
 
 class Passes(StrEnum):
-    """What a router lets out."""
+    """The packets that a router lets out."""
 
     ALL = "all"
     NO_UDP = "no udp"

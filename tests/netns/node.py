@@ -101,7 +101,7 @@ async def _echo(stream: Stream) -> None:
 
 
 class Commands:
-    """What the driver may ask; each is a method and answers with a JSON object."""
+    """The commands of the driver; each is a method and answers with a JSON object."""
 
     def __init__(self, member: MemberNode, owner: Owner, began: float) -> None:
         self._member = member
@@ -287,7 +287,7 @@ def _say(answer: Answer) -> None:
 
 
 def main(folder: str) -> None:
-    """See the top of the file."""
+    """Run the program described at the top of the file."""
     log.set_up(level="info", file=Path(folder) / "node.log")
     try:
         asyncio.run(serve(Path(folder)))

@@ -1,4 +1,4 @@
-"""What a NAT does, seen with plain sockets from both sides: so that the bench cannot lie about its kinds.
+"""Look at a NAT with plain sockets from both sides, so that the bench cannot lie about its kinds.
 
 No waiting for what may not come: behind each packet that may be dropped goes one that cannot be (the *fence*,
 from the place that was sent to). The lines of the bench keep the order, so what has not come before the
@@ -96,7 +96,7 @@ def udp_filtering(client: Host, server: Host) -> Filtering:
 
 
 def mapping_is_forgotten(client: Host, server: Host, forget: Callable[[], None]) -> bool:
-    """Whether an answer is lost once `forget()` was called."""
+    """Return True if an answer is lost once `forget()` was called."""
     with udp_socket(client.space, client.address) as ours, _places(client, server) as (asked, _, _):
         mapped = _ask(ours, asked)
         forget()
@@ -144,7 +144,7 @@ def tcp_socket(host: Host, local: int = 0) -> Iterator[socket.socket]:
 
 
 def udp_arrives(client: Host, server: Host) -> bool:
-    """Whether a UDP packet from `client` reaches a public host."""
+    """Return True if a UDP packet from `client` reaches a public host."""
     [host, *_] = addresses_for(client, server)
     with udp_socket(server.space, host) as place, udp_socket(client.space, client.address) as ours:
         ours.sendto(b"knock", place.getsockname())
@@ -153,7 +153,7 @@ def udp_arrives(client: Host, server: Host) -> bool:
 
 
 def tcp_arrives(client: Host, server: Host, port: int) -> bool:
-    """Whether a SYN from `client` reaches that port of a public host."""
+    """Return True if a SYN from `client` reaches that port of a public host."""
     [host, *_] = addresses_for(client, server)
     with tcp_listener(server, host, port) as listener, tcp_socket(client) as ours:
         ours.setblocking(False)
@@ -182,7 +182,7 @@ def _has_come(place: socket.socket) -> bool:
 
 
 def reaches(sender: Host, to: tuple[str, int], receiver: socket.socket, fence: Callable[[], None]) -> bool:
-    """Whether a datagram from `sender` to `to` comes out of `receiver`."""
+    """Return True if a datagram from `sender` to `to` comes out of `receiver`."""
     with udp_socket(sender.space, sender.address) as ours:
         ours.sendto(b"hello", to)
         fence()

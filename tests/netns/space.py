@@ -97,7 +97,7 @@ class Namespace:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What runs a program inside (NodeSpec.prefix); the program keeps the pid."""
+        """Return the command that runs a program inside (NodeSpec.prefix); the program keeps the pid."""
         return ("ip", "netns", "exec", self.name)
 
     def set_names(self, lines: str) -> None:
@@ -133,7 +133,7 @@ class Namespace:
         return self.call(lambda: socket.socket(family, kind, protocol))
 
     def listing(self, *words: str) -> str:
-        """What `ip WORDS` says inside."""
+        """Return what `ip WORDS` says inside."""
         return _command(["ip", "-n", self.name, *words])
 
     def nft_listing(self, *words: str) -> str:

@@ -49,7 +49,7 @@ def parse(data: bytes) -> Question | None:
 
 
 def answer(question: Question, seen: Place, here: Place, other: Place) -> bytes:
-    """What the asker looks like from here, and where else this server lives."""
+    """Tell the asker how it looks from here, and where else this server lives."""
     attributes = (
         _address(XOR_MAPPED, seen, question.transaction)
         + _address(MAPPED, seen, b"")

@@ -80,7 +80,7 @@ class Terminal:
 
     @property
     def output(self) -> str:
-        """What the last command has written, as it stands on the screen."""
+        """Return what the last command has written, as it stands on the screen."""
         return _PROMPT.sub("", "\n".join(self._lines())).rstrip()
 
     def type(self, command: str) -> None:

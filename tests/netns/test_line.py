@@ -43,7 +43,7 @@ def echo(ours: socket.socket, theirs: socket.socket) -> float:
 
 
 def drained(ours: socket.socket) -> list[bytes]:
-    """What has come up to a fence."""
+    """Return what has come up to a fence."""
     found = []
     while (data := ours.recv(2048)) != b"fence":
         found.append(data)

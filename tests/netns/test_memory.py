@@ -1,4 +1,4 @@
-"""What an idle worker takes with every kind of link allowed: before WebRTC was ever used, and after."""
+"""Measure an idle worker with every kind of link allowed: before WebRTC was ever used, and after."""
 
 from pathlib import Path
 

@@ -212,7 +212,7 @@ def test_private_addresses_of_another_place_lead_nowhere(places: Places) -> None
 
 @pytest.mark.parametrize("kind", [Kind.PORT_RESTRICTED, Kind.V6])
 def test_the_stun_server_tells_the_mapping(places: Places, kind: Kind) -> None:
-    """What the server's kernel sees; and a change of address and port is answered from there."""
+    """Test against what the server's kernel sees; another address and port answer when asked to."""
     client = places[kind].host
     with stun_on(places.server), probe.udp_socket(client.space, client.address) as ours:
         first, second = probe.addresses_for(client, places.server)

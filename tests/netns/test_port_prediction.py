@@ -36,7 +36,7 @@ SYMMETRIC = {Kind.SYMMETRIC_RANDOM: RANDOM, Kind.SYMMETRIC_COUNTING: COUNTING}
 
 
 def searching(mine: NetFacts, theirs: NetFacts, servers: Sequence[str]) -> Make:
-    """What a node of such a network has, that knows of the other one.
+    """Return the links of a node of such a network, that knows of the other one.
 
     On both sides a search begins as in a new network: after one in vain, the next one counts as well.
     """

@@ -57,7 +57,7 @@ def places() -> Iterator[Places]:
 
 
 def punch(near: Host, far: Host, servers: Sequence[str], *, tries: int, delay: float = 0.0) -> Tries:
-    """See `dial_often`."""
+    """Dial as `dial_often` says."""
 
     def make(node: Node, signals: Signals) -> PunchLinks:
         return PunchLinks(node.now, signals, servers=lambda: servers)

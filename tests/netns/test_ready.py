@@ -47,7 +47,7 @@ def own(workers: int) -> float:
 
 
 def trips(far: Sequence[float], near: Sequence[float]) -> float:
-    """Of the shortest starts: what the distance adds."""
+    """Return the round trips of the shortest starts: what the distance adds."""
     return (min(far) - min(near)) * 1000 / LONG_MS
 
 

@@ -1,4 +1,4 @@
-"""What happens to users of such programs, between real nodes: outages, changes of address, narrow lines.
+"""Test what happens to users of such programs, between real nodes: outages, moves, narrow lines.
 
 A *beat* is a stream that carries a byte there and back every 50 ms; it tells its longest silence, and its end
 if it was broken.
@@ -78,7 +78,7 @@ def test_an_address_changes_and_the_old_one_is_dead(world: World, tmp_path: Path
 
 
 def test_a_router_that_forgets_an_idle_mapping(world: World, tmp_path: Path) -> None:
-    """What keeps a link alive keeps the mapping too: nothing is dialled again after a silence of users."""
+    """Test that what keeps a link alive keeps the mapping too: nothing is dialled again after a silence."""
     seconds = counts(4, 30)
     far, home = world.public("far"), world.router("home", mapping_seconds=seconds)
     with two(far, home.host("near"), tmp_path) as (_, joiner):

@@ -50,7 +50,7 @@ def places() -> Iterator[Places]:
 
 
 def meet(near: Host, far: Host, servers: Sequence[str], *, tries: int = 2, delay: float = 0.0) -> Tries:
-    """See `dial_often`."""
+    """Dial as `dial_often` says."""
 
     def make(node: Node, signals: Signals) -> WebRtcLinks:
         return WebRtcLinks(node.now, signals, servers)

@@ -35,7 +35,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of one direction since the start: what arrived, and what did not and why."""
+    """The packets of one direction since the start: what arrived, and what did not and why."""
 
     packets: int
     bytes: int
@@ -117,7 +117,7 @@ class Wan:
 
     @property
     def pid(self) -> int:
-        """Of the process, for who measures what it costs."""
+        """The pid of the process, for who measures what it costs."""
         return self._process.pid
 
     def _tell(self, command: dict[str, object]) -> dict[str, list[int]]:

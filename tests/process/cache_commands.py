@@ -94,7 +94,7 @@ async def native_build(cache: Path, fail: Fail) -> str:
 
 
 def _parts(cache: Path) -> list[Path]:
-    """What was begun and is of no use: it would take room for nothing."""
+    """Return what was begun and is of no use: it would take room for nothing."""
     return [*cache.rglob("*.part"), *cache.glob("downloads/part-*")]
 
 
@@ -128,7 +128,7 @@ async def demo(below_: str, cache: Path, fail: Fail) -> str:
 
 
 async def header(cache: Path, fail: Fail) -> str:
-    """Of a model that a member has, as `meshd serve --header-only` takes it before the node starts."""
+    """Take the header of a member's model, as `meshd serve --header-only` does before the node starts."""
     models, hashes = cache / "models", HashCache(cache / "weights")
     place = PullPlace(models, hashes, PieceCache(cache / "pieces", hashes))
 

@@ -81,7 +81,7 @@ async def _hashes(cache: Path, fail: Fail) -> str:
     model.write_bytes(gguf({}, [Tensor("a", (64,)), Tensor("b", (32,), fill=2)]))
 
     async def index() -> tuple[str, bool]:
-        """By a node that starts: what it finds, and whether it was kept."""
+        """Start a node, and return what it finds, and whether it was kept."""
         file = await ModelFile.open(model, cache=HashCache(folder))
         try:
             with mock.patch.object(HashCache, "clock_ns", return_value=1 << 62) as asked:
@@ -111,7 +111,7 @@ class _Store:
         self._weights = cache / "weights"
 
     async def lease(self, *tensors: bytes) -> set[bytes]:
-        """What a lease had; these came for it, and are on the disk if they can be."""
+        """Return what a lease had; these came for it, and are on the disk if they can be."""
         store = DiskContentStore(self.path, limit=LARGE, cache=HashCache(self._weights))
 
         async def on_progress(_text: str) -> None: ...
@@ -227,7 +227,7 @@ async def _pieces(cache: Path, fail: Fail) -> str:
     model.write_bytes(gguf({}, [Tensor("a", (64,)), Tensor("b", (32,), fill=2)]))
 
     async def index() -> tuple[PieceIndex, bool]:
-        """By a node that starts: what it finds, and whether it was kept."""
+        """Start a node, and return what it finds, and whether it was kept."""
         pieces = PieceCache.below(cache)
         with model.open("rb") as file:
             kept = pieces.load([FileState.of(file.fileno())])
@@ -333,7 +333,7 @@ RELAY = (
 
 
 def result(case: Case, folder: Path, number: int) -> str:
-    """What became of such files with this errno, at all stages that they have, each in a place of its own."""
+    """Return what became of such files with this errno, at all their stages, each in a place of its own."""
     found: dict[str, list[str]] = {}
     for stage in STAGES:
         hits = 0

@@ -112,7 +112,7 @@ class Scene:
         return head
 
     def told(self, name: str) -> Sequence[ApiModel] | None:
-        """What the client has heard from the head of that name."""
+        """Return what the client has heard from the head of that name."""
         known = next((one for one in self.api.heads.known() if one.name == name), None)
         return known.told.models if known is not None and known.told is not None else None
 
@@ -127,14 +127,14 @@ class Scene:
             return answer.status, await answer.json()
 
     async def names(self) -> list[str]:
-        """Of the models that are listed."""
+        """Return the names of the models that are listed."""
         status, body = await self.get("/v1/models")
         assert status == 200 and isinstance(body["data"], list)
         return [one["id"] for one in body["data"]]
 
     @property
     def sent(self) -> list[bytes]:
-        """What it has sent on all its streams."""
+        """Return what it has sent on all its streams."""
         return [bytes(port.sent) for port in self.client.ports]
 
     async def until_ready(self) -> None:
@@ -142,7 +142,7 @@ class Scene:
 
 
 def text_of(streamed: bytes) -> str:
-    """What the pieces of a streamed chat say together."""
+    """Return the text of a streamed chat's pieces."""
     found = []
     for line in streamed.decode().splitlines():
         if line.startswith("data: {"):

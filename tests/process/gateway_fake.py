@@ -190,7 +190,7 @@ class OneByOne:
 
 @dataclass(eq=False)
 class FakeUpstream:
-    """What the serve role will be to the gateway."""
+    """The serve role as the gateway sees it."""
 
     socket_path: Path
     model_name: str = "tiny"

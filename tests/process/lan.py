@@ -62,7 +62,7 @@ class Lan:
         return _run(*self.prefix(machine), *words).stdout
 
     def prefix(self, machine: str) -> tuple[str, ...]:
-        """What runs a program on a machine."""
+        """Return the command that runs a program on a machine."""
         return ("ip", "netns", "exec", f"{self._prefix}{machine}")
 
     def program(self, machine: str, *words: str) -> Sequence[str]:

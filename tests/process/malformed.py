@@ -48,7 +48,7 @@ BROKEN_BODIES: Mapping[str, bytes] = {
 
 
 async def told(port: int, sent: bytes) -> bytes:
-    """What the API answers."""
+    """Return what the API answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)

@@ -46,7 +46,7 @@ class Relay:
         return split_place(self.hint.place)[1]
 
     def metrics(self) -> str:
-        """What it tells at the port of `--metrics`, which must have been given."""
+        """Return the metrics at the port of `--metrics`, which must have been given."""
         assert self.process is not None
         assert self.process.stderr is not None
         while not self._url:

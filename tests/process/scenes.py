@@ -1,4 +1,4 @@
-"""What tests of real children share: a spec for child.py, an owned child, and a look at what is left."""
+"""Help tests of real children: a spec for child.py, an owned child, and a look at what is left."""
 
 import asyncio
 import contextlib
@@ -88,7 +88,7 @@ def open_fds() -> set[int]:
 
 
 def living(pids: Iterable[int]) -> set[int]:
-    """Those of `pids` that still run; zombies do not count."""
+    """Return those of `pids` that still run; zombies do not count."""
     wanted = set(pids)
     return {pid for pid, _ in processes() if pid in wanted}
 
@@ -101,7 +101,7 @@ def processes() -> list[tuple[int, str]]:
 
 
 def nothing_with(marker: str) -> bool:
-    """Whether no process has `marker` in its command line."""
+    """Return True if no process has `marker` in its command line."""
     return not any(marker in command for _, command in processes())
 
 
@@ -137,7 +137,7 @@ async def until(child: OwnedChild, *states: ChildState) -> ChildStatus:
 
 
 async def failure_of(child: OwnedChild) -> MeshdError:
-    """What starting it ends with."""
+    """Return the error with which its start ends."""
     with pytest.raises(MeshdError) as caught:
         await child.ensure_ready()
     return caught.value
@@ -156,7 +156,7 @@ def pid_of(child: OwnedChild) -> int:
 
 
 def read_pids(line: bytes) -> dict[str, int]:
-    """What parent.py prints."""
+    """Return the pids that parent.py prints."""
     pids = json.loads(line)
     assert isinstance(pids, dict)
     return pids

@@ -174,7 +174,7 @@ CASES = (
 
 
 async def outcome(case: Case, scene: Scene, number: int, stage: str) -> str | None:
-    """What the node does when this stage of this file fails; None: there is no such stage."""
+    """Return what the node does when this stage of this file fails; None: there is no such stage."""
     name = case.name.rpartition("/")[2]
     with failing(one_file(name), number, stage) as disk:
         before = scene.content(case.name)
@@ -337,7 +337,7 @@ _AFTERWARDS = {"invites": _invites_later, "logs/meshd.log": _log_later}
 
 
 async def result(case: Case, scene: Scene, number: int) -> str:
-    """What became of a file with this errno, at all stages that it has."""
+    """Return what became of a file with this errno, at all stages that it has."""
     found: dict[str, list[str]] = {}
     for stage in STAGES:
         became = await outcome(case, scene, number, stage)
@@ -349,7 +349,7 @@ async def result(case: Case, scene: Scene, number: int) -> str:
 
 
 def in_words(found: Mapping[str, Sequence[str]]) -> str:
-    """What came of it, by stages where they differ."""
+    """Return the results in words, by stages where they differ."""
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"{'opened' if 'open' in these else 'written'}: {it}" for it, these in found.items())

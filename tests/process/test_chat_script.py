@@ -47,7 +47,7 @@ READ = """
 
 
 def run(code: str, given: object) -> Any:
-    """What `code` returns after the script of the page was loaded."""
+    """Return what `code` returns after the script of the page was loaded."""
     assert NODE is not None
     script = load_page()["/chat.js"].body.decode()
     call = f"(async (given) => {{ {READ} {code} }})({json.dumps(given)})"
@@ -64,7 +64,7 @@ def run(code: str, given: object) -> Any:
 
 
 def read(*streams: Iterable[bytes]) -> list[Mapping[str, Any]]:
-    """What the page makes of each stream, given in the pieces in which it arrives."""
+    """Return what the page makes of each stream, given in the pieces in which it arrives."""
     encoded = [[base64.b64encode(piece).decode() for piece in pieces] for pieces in streams]
     made: list[Mapping[str, Any]] = run(
         "const out = []; for (const pieces of given) out.push(await read(pieces)); return out;", encoded

@@ -158,7 +158,7 @@ async def test_until_dead_sees_the_living(tmp_path: Path) -> None:
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """What is logged during the test."""
+    """Return the log of the test."""
     stream = io.StringIO()
     log.set_up(level="info", stream=stream)
     yield stream

@@ -51,7 +51,7 @@ def _environ(folder: Path) -> dict[str, str]:
 
 @cache
 def printed(shell: str) -> str:
-    """What `meshd completion` prints, once for all lines."""
+    """Return what `meshd completion` prints, once for all lines."""
     argv = (sys.executable, "-m", "meshd", "completion", shell)
     return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 
 
 def asked(client: Address, server: Address) -> bool:
-    """What the tunnels of users make of it."""
+    """Return what the tunnels of users make of it."""
 
     async def ask() -> bool:
         return await control.of_this_user()(client, server)

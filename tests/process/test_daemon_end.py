@@ -1,4 +1,4 @@
-"""How a daemon ends: by `meshd stop`, by signals, by what is wrong at its start. Nothing is left of it."""
+"""Test how a daemon ends: by `meshd stop`, signals, what is wrong at its start. Nothing is left of it."""
 
 import asyncio
 import signal

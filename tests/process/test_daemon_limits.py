@@ -40,7 +40,7 @@ def limited(pid: int, what: int, most: int) -> Iterator[None]:
 
 
 def _limits(pid: int, what: int, new: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Those that held, soft and hard."""
+    """Return the limits that held, soft and hard."""
     if sys.platform == "linux":
         return resource.prlimit(pid, what) if new is None else resource.prlimit(pid, what, new)
     else:
@@ -53,7 +53,7 @@ def pid_of(node: LocalNode) -> int:
 
 
 def files_of(home: Path) -> set[str]:
-    """By the name of their case: all children's files are alike, and `node.*` is the test's.
+    """Return the files, by the name of their case: all children's are alike, and `node.*` is the test's.
 
     The pointer to the control socket is written at a start with a long path only, which fails then.
     """

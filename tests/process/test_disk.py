@@ -50,7 +50,7 @@ async def test_each_file_with_one_errno(case: Case, number: int, tmp_path: Path)
 
 
 def test_the_list_in_the_docs_is_what_was_found() -> None:
-    """By the test above; `python -m tests.process.state_files` prints it."""
+    """Test the list of `python -m tests.process.state_files` against the results of the test above."""
     assert listing(CASES, [[case.result] * len(ERRNOS) for case in CASES]) in PAGE.read_text(encoding="utf-8")
 
 
@@ -63,7 +63,7 @@ def test_each_file_of_a_cache_and_of_a_relay(case: cache_files.Case, number: int
 
 @pytest.mark.parametrize("cases", [CACHE, RELAY], ids=["cache", "relay"])
 def test_their_lists_in_the_docs_are_what_was_found(cases: Sequence[cache_files.Case]) -> None:
-    """By the test above; `python -m tests.process.cache_files` prints them."""
+    """Test the lists of `python -m tests.process.cache_files` against the results of the test above."""
     assert listing(cases, [[case.result] * len(ERRNOS) for case in cases]) in PAGE.read_text(encoding="utf-8")
 
 

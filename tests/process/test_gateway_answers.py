@@ -416,7 +416,7 @@ AFTER_ALL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 async def asked(interim: bytes, count: int, *, at_once: int) -> bytes:
-    """What is made of an answer that comes after so many that are none."""
+    """Return what is made of an answer that comes after so many that are none."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=theirs)

@@ -25,7 +25,7 @@ class Stranger:
         self.writer = writer
 
     async def is_cut(self, within: float) -> bool:
-        """Whether the connection ends in time."""
+        """Return True if the connection ends in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 try:

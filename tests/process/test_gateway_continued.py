@@ -218,7 +218,7 @@ def _called(arguments: str, name: str = "") -> bytes:
 
 
 async def test_the_same_is_asked_for_where_the_rest_is_refused() -> None:
-    """By a template or a vocabulary with which llama-server cannot move the grammar on."""
+    """Ask for the same where a template or a vocabulary does not let llama-server move the grammar on."""
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         if json.loads(server.seen[-1][-1])["messages"][-1]["role"] == "assistant":

@@ -54,7 +54,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is sent, where to, and what comes back."""
+    """A request, where it goes, and what comes back."""
 
     sent: dict[str, str]
     status: int

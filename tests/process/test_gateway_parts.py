@@ -28,7 +28,7 @@ class Completing(OneByOne):
         self.refuses = ""
 
     def answer(self, asked: dict[str, Any]) -> web.Response:
-        """See OneByOne."""
+        """Answer as OneByOne does."""
         if asked["prompt"] == self.refuses:
             return web.json_response({"error": {"code": 400, "message": "no", "type": "x"}}, status=400)
         usage = {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}

@@ -252,7 +252,7 @@ def test_a_stream_is_logged_as_it_ended(tmp_path: Path) -> None:
 async def test_the_wait_for_a_load_after_a_loss_counts_as_no_use(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What that means for who is next: tests/unit/gateway/test_turns.py."""
+    """Test the log; tests/unit/gateway/test_turns.py has what it means for who is next."""
     waits: list[Turn] = []
     for_model = Turn.for_model
 
@@ -285,7 +285,7 @@ async def test_the_wait_for_a_load_after_a_loss_counts_as_no_use(
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 async def test_an_answer_that_is_too_long_to_be_held_is_charged(path: str) -> None:
-    """What each form of an answer tells, and what is estimated: tests/unit/gateway/test_events.py."""
+    """Test the charge; tests/unit/gateway/test_events.py has what each form of an answer tells."""
     padding = {"content": "x" * (HELD_ANSWER_BYTES + 1)}
     native = {**padding, "tokens_predicted": 5, "tokens_evaluated": 250}
     openai = {**padding, "usage": {"prompt_tokens": 250, "completion_tokens": 5}}

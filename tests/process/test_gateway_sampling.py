@@ -17,7 +17,7 @@ EXACT = DeviceSampling(SETTINGS, 50_000)
 
 
 async def sent(path: str, body: bytes, sampling: DeviceSampling | None) -> bytes:
-    """What llama-server gets."""
+    """Return what llama-server gets."""
     async with world(says(200, {"content": "x"})) as here:
         here.upstream.device_sampling = sampling
         headers = {"Content-Type": "application/json"}

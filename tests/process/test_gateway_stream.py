@@ -361,7 +361,7 @@ MOST_HELD = 12 << 20
 
 
 async def test_a_client_that_does_not_read_holds_the_upstream_up() -> None:
-    """What the fake could write lies in some buffer: the gateway holds no more than that."""
+    """Test that the gateway holds no more than what lies in some buffer of what the fake could write."""
     piece = chunk("x" * 8000)
 
     async with world(pours(piece, least=STREAM_BYTES)) as here:

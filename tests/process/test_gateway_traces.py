@@ -261,7 +261,7 @@ async def test_requests_with_many_parts_tell_of_the_first_ones(monkeypatch: pyte
 
 
 async def test_slow_workers_keep_no_answer_and_no_end_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of traces that wait for them, only so many are kept; at the end all are written without them."""
+    """Test that only so many traces wait for workers; at the end all are written without them."""
     monkeypatch.setattr(tracing, "_TRACES_WAITING", 2)
     async with traced(says(200, {"choices": []})) as it:
         asked = asyncio.Event()

@@ -157,7 +157,7 @@ def test_7_wrong_python(tmp_path: Path, wheel: Path) -> None:
 
 
 def _is_refused(wheel: Path, tmp_path: Path) -> None:
-    """By a pip that installs for another Python."""
+    """Check that a pip that installs for another Python refuses it."""
     old = ["--python-version", "3.9", "--only-binary=:all:", "--no-deps", "--no-index", "-d", str(tmp_path)]
     asked = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *old, str(wheel)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)

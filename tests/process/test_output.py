@@ -1,4 +1,4 @@
-"""What a real child prints: a flood is bounded on disk and in memory."""
+"""Test what a real child prints: a flood is bounded on disk and in memory."""
 
 import tracemalloc
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How many descriptors a daemon may have, and what its children get; what is left of one that crashes."""
+"""Test the descriptors of a daemon and its children, and what is left of a daemon that crashes."""
 
 import os
 import resource

@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the assistant says in this step."""
+    """The words of the assistant in this step."""
 
     step: int
     model: str

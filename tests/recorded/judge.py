@@ -15,7 +15,7 @@ from tests.recorded.answers import Json
 
 @dataclass
 class Said:
-    """What an answer says. `calls`: kind, namespace, name and arguments of each."""
+    """The content of an answer. `calls`: kind, namespace, name and arguments of each."""
 
     text: str = ""
     calls: list[tuple[str, str, str, str]] = field(default_factory=list)

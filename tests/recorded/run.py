@@ -62,7 +62,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, and what the program printed. `status` is that of the last command.
+    """The end of a run, and what the program printed. `status` is that of the last command.
 
     `began` is of the monotonic clock; `pieces`: seconds since then, and what was printed.
     """

@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Session:
-    """What a program sent in one session. `origin`: `recorded`, or `published format` if made by hand."""
+    """A program's requests in one session. `origin`: `recorded`, or `published format` if made by hand."""
 
     program: str
     package: str

@@ -23,7 +23,7 @@ ADDED = frozenset({"area", "left_out"})  # by base/log.py, to any line
 
 @dataclass
 class Logged:
-    """How an event is logged, in all the calls together."""
+    """The log calls of an event, all together."""
 
     levels: set[str] = field(default_factory=set)
     fields: dict[str, None] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def calls(source: Source) -> Iterator[tuple[ast.Call, set[str]]]:
 
 
 def _level(node: ast.AST) -> str:
-    """Of `LOG.info`, `self._log.info` or `get("log").info`; empty for anything else."""
+    """Return the level of `LOG.info`, `self._log.info` or `get("log").info`; empty for anything else."""
     if not isinstance(node, ast.Attribute) or node.attr not in LEVELS:
         return ""
     owner = node.value

@@ -79,7 +79,7 @@ def _form(hint: object, places: Mapping[type, str]) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """What stands behind each field in the source."""
+    """Return what stands behind each field in the source."""
     source = inspect.getsource(kind)
     lines = source.splitlines()
     (made,) = ast.parse(source).body

@@ -64,7 +64,7 @@ def _line_of_action(parser: Parser) -> str:
 
 
 def _own(parser: Parser) -> list[argparse.Action]:
-    """What comes behind its name: first what has no dashes, then the options, those that are needed first."""
+    """Return what follows its name: first what has no dashes, then the options, the needed ones first."""
     actions = [
         action
         for action in parser.own

@@ -105,7 +105,7 @@ def owned_tasks(source: Source) -> Iterator[Fault]:
 
 
 def contained_tasks(source: Source) -> Iterator[Fault]:
-    """What somebody else causes is work of its own, which ends alone: `Owner.start_for`.
+    """Require that what somebody else causes is work of its own, which ends alone: `Owner.start_for`.
 
     A task that an `async with Owner()` block starts on its straight way is a part of the block: its failure
     is the block's. One that is started later (by a stored or a passed owner, from a nested function, in an
@@ -214,7 +214,7 @@ def prints(source: Source) -> Iterator[Fault]:
 
 
 def dynamic(source: Source) -> Iterator[Fault]:
-    """What runs can be read in the source."""
+    """Require that what runs can be read in the source."""
     for call, name in source.calls():
         if name in DYNAMIC:
             yield source.fault(call, "dynamic", f"`{name}`")

@@ -21,7 +21,7 @@ _TYPES: dict[str, type[Contract]] = {
 
 @functools.cache
 def contracts() -> dict[str, Contract]:
-    """By name."""
+    """Return the contracts by name."""
     read = read_configuration(str(ROOT / "pyproject.toml"))
     return {
         options["name"]: _TYPES[options["type"]](options["name"], read["session_options"], options)

@@ -36,7 +36,7 @@ def pure_modules(found_in: Iterable[Source]) -> list[str]:
 
 
 def is_pure(source: Source) -> bool:
-    """By its own word, or by that of a package that it is in."""
+    """Return True if it is pure by its own word, or by that of a package that it is in."""
     return says_pure(source) or source.path.startswith(_pure_folders())
 
 
@@ -53,7 +53,7 @@ def purity_word(source: Source) -> Iterator[Fault]:
 
 
 def forbidden_modules() -> frozenset[str]:
-    """What pure code does not import: the contract's own list."""
+    """Return what pure code does not import: the contract's own list."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (one for one in contracts["tool"]["importlinter"]["contracts"] if one["name"] == CONTRACT)
     return frozenset(contract["forbidden_modules"])

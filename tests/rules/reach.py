@@ -33,7 +33,7 @@ def dialables(source: Source) -> Iterator[Fault]:
 
 
 def connects(source: Source) -> Iterator[Fault]:
-    """What faces peers opens no connection past those who take a `Dialable`."""
+    """Require that what faces peers opens no connection past those who take a `Dialable`."""
     if not source.path.startswith(FACING_PEERS) or source.path in CONNECTS_ALLOWED:
         return
     for call, name in source.calls():
@@ -97,7 +97,7 @@ NO_SHARES = frozenset(
 
 
 def limits(source: Source) -> Iterator[Fault]:
-    """How many of something members may have stands in base/peer_limits.py."""
+    """Require that what members may have of something stands in base/peer_limits.py."""
     if not source.path.startswith(HOLD_FOR_PEERS):
         return
     for node in source.tree.body:
@@ -178,7 +178,7 @@ OF_NO_PEER = frozenset(
 
 
 def limited_lines(source: Source) -> Iterator[Fault]:
-    """What others make this node log has a limit for each of them: the line names its `peer`, by its key.
+    """Require a limit for each line that others make this node log: the line names its `peer`, by its key.
 
     A line of a kind that is made up as it goes would have a fresh share each time, so kinds are constants.
     """

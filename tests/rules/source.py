@@ -44,7 +44,7 @@ class Source:
         return cls(path, text, tree, tuple(ast.walk(tree)))
 
     def first_words(self) -> str:
-        """What the file says of itself: its docstring, or its first comment."""
+        """Return what the file says of itself: its docstring, or its first comment."""
         if self.path.endswith(".py"):
             return ast.get_docstring(self.tree) or ""
         comment = itertools.takewhile(lambda line: line.startswith("//"), self.text.splitlines())

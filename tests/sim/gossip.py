@@ -42,7 +42,7 @@ class Teller:
                 stream.consumed(len(data))
 
     def streams(self) -> list[MessageStream]:
-        """Those with all of its neighbours."""
+        """Return the streams with all of its neighbours."""
         return list(self._to.values())
 
     async def to(self, node: WorldNode) -> MessageStream:
@@ -100,7 +100,7 @@ class Inviter:
         )
 
     def ban(self) -> bytes:
-        """Of one more key that it has certified; it holds."""
+        """Return the ban of one more key that it has certified; it holds."""
         key = fresh_key()
         return ban(
             signer=self.key,

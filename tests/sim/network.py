@@ -14,7 +14,7 @@ _SEGMENT = 4 << 10  # bytes that arrive together
 
 @dataclass(slots=True)
 class Path:
-    """What a link's two directions are like. Rates in bytes a second, delay one way in seconds."""
+    """The two directions of a link. Rates in bytes a second, delay one way in seconds."""
 
     rate: float | None = None
     delay: float = 0.0

@@ -175,7 +175,7 @@ class Peer:
 
 @dataclass
 class Feed:
-    """What an application still wants to write."""
+    """An application's bytes that are still to be written."""
 
     data: bytes
     times: int

@@ -1,4 +1,4 @@
-"""How a mesh of many members behaves: `.venv/bin/python -m tests.sim.scale --members 10 50 200 1000`.
+"""Measure a mesh of many members: `.venv/bin/python -m tests.sim.scale --members 10 50 200 1000`.
 
 Real nodes (mesh, sessions, news, book) over links in memory, on a virtual clock; a row for each size:
 
@@ -72,7 +72,7 @@ class Row:
 
 
 def _in_flood(rate: Rate) -> float:
-    """What it lets through a second, on average over a flood."""
+    """Return what it lets through a second, on average over a flood."""
     return rate.per_second + rate.burst / FLOOD_SECONDS
 
 
@@ -98,7 +98,7 @@ def broken(row: Row) -> list[str]:
 
 
 class Meter:
-    """What all nodes said over their news, and which signatures were checked."""
+    """A count of what all nodes said over their news, and of the signatures that were checked."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -168,14 +168,14 @@ async def join(world: World, nodes: list[WorldNode]) -> float:
 
 
 async def ban(world: World, nodes: list[WorldNode]) -> float:
-    """Of a member that is connected: until all have dropped it."""
+    """Return how long the ban of a connected member takes until all have dropped it."""
     out = nodes.pop(len(nodes) // 3)
     nodes[0].node.learn_bans([world.ban(out)])
     return await until_all(nodes, lambda node: node.book.record(out.peer) is None and len(node.bans) == 1)
 
 
 async def address(nodes: list[WorldNode]) -> float:
-    """Of a member that moves."""
+    """Return how long all take to know the new address of a member that moves."""
     mover = nodes[len(nodes) // 4]
     mover.move("10.99.0.1", sequence=2)
     mover.mesh.addresses_changed()
@@ -236,7 +236,7 @@ class Flood:
         return near / FLOOD_SECONDS, others / FLOOD_SECONDS, told / FLOOD_SECONDS
 
     def _checked(self, nodes: Sequence[WorldNode]) -> float:
-        """By all, of what others than the flooder told them."""
+        """Return the checks that all made of what others than the flooder told them."""
         all_limits = (node.mesh.news.limits._of for node in nodes)
         return sum(one.checked for of in all_limits for peer, one in of.items() if peer != self.node.peer)
 

@@ -1,4 +1,4 @@
-"""What a member's hashes make others say: little for many of them, and in its turn for large answers."""
+"""Test what a member's hashes make others say: little for many of them, large answers in their turn."""
 
 import asyncio
 from dataclasses import replace
@@ -50,7 +50,7 @@ async def test_many_digests_are_answered_a_few_times(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("share", ["ANSWERED", "ANSWERED_OF_ISSUER"])
 @pytest.mark.virtual
 async def test_a_large_answer_is_told_in_its_turn(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
-    """By what is sent, in the share of the one that asked, and of who let it in; in the end it has all."""
+    """Test the limit of what is sent, by who asked and by who let it in; in the end it has all."""
     async with World() as world:
         hostile, victim, third, teller = await heard_by(world)
         await teller.to(victim)

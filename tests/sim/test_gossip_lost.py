@@ -29,7 +29,7 @@ SEQUENCES = st.integers(0, (1 << 64) - 1) | st.sampled_from(EDGES)
 
 
 def raw_record(node: WorldNode, sequence: int, *, later: bytes = b"") -> bytes:
-    """Of any number, signed by the node itself."""
+    """Return a record of any number, signed by the node itself."""
     fields: dict[str, Value] = {
         "peer": node.peer.raw,
         "mesh": node.world.root.mesh.raw,
@@ -46,7 +46,7 @@ def raw_record(node: WorldNode, sequence: int, *, later: bytes = b"") -> bytes:
 
 
 def raw_ban(world: World, *, later: bytes) -> bytes:
-    """Of somebody, by the root."""
+    """Return a ban of somebody, by the root."""
     fields: dict[str, Value] = {
         "mesh": world.root.mesh.raw,
         "kind": "node",

@@ -1,4 +1,4 @@
-"""What one member's news may cost the others: checks, memory, what is told on, and the loop's turns."""
+"""Test what one member's news may cost the others: checks, memory, what is told on, and the loop's turns."""
 
 import asyncio
 import itertools
@@ -88,7 +88,7 @@ def test_what_a_member_told_is_remembered_in_bounds() -> None:
 
 @pytest.mark.virtual
 async def test_bans_of_an_inviter_beyond_its_share_are_not_told_on() -> None:
-    """Those that the set does not keep: they were remembered for each stream, and for ever."""
+    """Tell on no ban that the set does not keep: they were remembered for each stream, and for ever."""
     async with World() as world:
         _, victim, third, teller = await heard_by(world)
         inviter = Inviter(world)

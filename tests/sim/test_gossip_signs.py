@@ -68,7 +68,7 @@ class Accusers:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many signs of life were told by anybody to anybody."""
+    """Return how many signs of life were told by anybody to anybody."""
     count = 0
     real = MessageStream.send
 
@@ -96,7 +96,7 @@ async def test_what_two_keys_make_one_member_sign_is_not_told_on_by_all(told: Ca
 
 @pytest.fixture
 def believed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PeerId, Order]]:
-    """Of whom, and against which sign of life, it was believed by anybody that it is away."""
+    """Return whom anybody believed to be away, and against which sign of life."""
     found: list[tuple[PeerId, Order]] = []
     real = PresenceGossip._keep
 

@@ -28,7 +28,7 @@ def unplug(world: World, *kinds: LinkKind) -> None:
 
 
 def silence(world: World, kind: LinkKind, *, up: bool = True, down: bool = True) -> None:
-    """What there is of this kind goes silent, and nothing new comes through."""
+    """Silence the links of this kind; nothing new comes through."""
     cable = world.cable("anna", "bert", kind)
     cable.stall(up=up, down=down)
     cable.unplugged = True
@@ -48,7 +48,7 @@ def carrier(node: WorldNode, other: WorldNode) -> PathStatus | None:
 
 
 def kinds(node: WorldNode, other: WorldNode) -> list[LinkKind]:
-    """Of all links, the one that carries data first."""
+    """Return the kinds of all links, the one that carries data first."""
     return [path.link.kind for path in node.status_of(other).paths]
 
 

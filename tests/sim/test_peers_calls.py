@@ -17,7 +17,7 @@ PACE = 0.1
 
 
 def _is_back(near: WorldNode, far: WorldNode, lost: int) -> bool:
-    """By the session that it had."""
+    """Return True if it is back by the session that it had."""
     status = near.status_of(far)
     return status.state is PeerState.CONNECTED and status.resumes == lost
 

@@ -18,7 +18,7 @@ GRACE = 120
 async def test_streams_to_a_process_that_was_killed_break_within_five_seconds(
     kinds: tuple[LinkKind, ...],
 ) -> None:
-    """That UDP gets no answer from its host says nothing."""
+    """Test that it says nothing that UDP gets no answer from its host."""
     async with World() as world:
         leader, follower = await pair(world, grace=GRACE, kinds=kinds)
         serve_echo(follower)

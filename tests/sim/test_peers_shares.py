@@ -1,4 +1,4 @@
-"""What one peer may have of this node, on the virtual clock: streams that are counted, links that are few."""
+"""Test what one peer may have of this node, on the virtual clock: counted streams, few links."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ async def test_circuits_for_one_member_are_counted_when_they_are_asked_for() -> 
 
 
 class Through:
-    """What a node sees of a member that passes its circuits on to one and the same other."""
+    """A member that passes its circuits on to one and the same other, as a node sees it."""
 
     def __init__(self, member: WorldNode, node: PeerId, to: PeerId) -> None:
         self._member = member

@@ -141,7 +141,7 @@ class WorldDialer:
         return await dialer.dial(peer, [place])
 
     def _place(self, peer: PeerId, candidates: Sequence[Candidate]) -> Candidate | None:
-        """By address alone for TCP; the other kinds ask by signals or a relay, which know the node."""
+        """Find a place by address alone for TCP; other kinds ask by signals or a relay, which know it."""
         if self.kind is LinkKind.TCP:
             listening = (place for place in candidates if place in self._node.world.listeners)
             return next(listening, candidates[0] if candidates else None)
@@ -150,7 +150,7 @@ class WorldDialer:
 
 
 class WorldHost:
-    """What a node of the world says of itself: a record, which a test may change, and no networks."""
+    """A node of the world as it shows itself: a record, which a test may change, and no networks."""
 
     def __init__(self, record: PeerRecord) -> None:
         self.shown = record
@@ -249,7 +249,7 @@ class WorldNode:
         self._book_blob, self._book_is_new = blob, False
 
     def handshake(self) -> HandshakeContext:
-        """What its links show and check."""
+        """Return what its links show and check."""
         return HandshakeContext(
             credentials=Credentials(self.key, self.chain),
             mesh=self.world.root.mesh,
@@ -368,7 +368,7 @@ class WorldNode:
         self.book, self.node, self.mesh, self.signals = self._build()
 
     def status_of(self, other: "WorldNode") -> PeerStatus:
-        """How it sees the other."""
+        """Return how it sees the other."""
         return next(status for status in self.mesh.peers() if status.peer == other.peer)
 
     async def until(self, ready: Callable[[], bool], *, seconds: float = 60.0) -> None:
@@ -433,7 +433,7 @@ class World:
         return node
 
     def cable(self, one: str, other: str, kind: LinkKind = LinkKind.TCP) -> Cable:
-        """What joins the two for links of this kind."""
+        """Return what joins the two for links of this kind."""
         return self._cables.setdefault((frozenset((one, other)), kind), Cable())
 
     def ban(self, node: WorldNode, *, epoch: int = 0, lifts: bool = False) -> bytes:

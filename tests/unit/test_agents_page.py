@@ -1,4 +1,4 @@
-"""What real programs did (tests/recorded): how it is judged, and what the page of it must have."""
+"""Test what real programs did (tests/recorded): how it is judged, and what the page of it must have."""
 
 import json
 from collections.abc import Sequence

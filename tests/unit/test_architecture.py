@@ -304,7 +304,7 @@ def test_no_module_needs_itself() -> None:
 
 
 def test_a_circle_is_found_through_other_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an import at the top, one in a function, and one for the type checker; those outside it are not."""
+    """Test imports at the top, in a function and for the type checker; those outside it are not named."""
     package = tmp_path / "round_about"
     package.mkdir()
     for name, text in {

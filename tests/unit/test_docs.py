@@ -23,7 +23,7 @@ def page(name: str) -> str:
 
 
 def chapter(verb: str) -> str:
-    """What docs/cli.md says about a verb; for daemons, also the part on all of them."""
+    """Return what docs/cli.md says about a verb; for daemons, also the part on all of them."""
     text = page("cli.md")
     found = re.search(rf"^### meshd {verb}\n(.*?)(?=^##)", text + "\n## end", re.DOTALL | re.MULTILINE)
     assert found, f"docs/cli.md has no chapter `### meshd {verb}`"

@@ -1,4 +1,4 @@
-"""What an end-to-end test compares with is kept only as long as all that it comes of is the same."""
+"""Test that a kept text is used only as long as all that it comes of is the same."""
 
 import os
 from itertools import count

@@ -1,4 +1,4 @@
-"""What a newcomer runs: `make help` tells all, and hooks, container and CI do what make does."""
+"""Test what a newcomer runs: `make help` tells all, and hooks, container and CI do what make does."""
 
 import json
 import re

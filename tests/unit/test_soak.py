@@ -14,7 +14,7 @@ MORE = re.compile(r"^from tests\.soak import (\([^)]*|[^(\n]*)\b(counts|drawn|SO
 
 
 def _soak() -> list[str]:
-    """What `make soak` gives to pytest."""
+    """Return what `make soak` gives to pytest."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     found = re.search(r"^soak:.*\n\tMESHD_SOAK=1 .* pytest (.*)$", text, re.MULTILINE)
     assert found

@@ -1,4 +1,4 @@
-"""What tests/netns measures is one unit of `pytest -n`, and any other file one by itself."""
+"""Test that what tests/netns measures is one unit of `pytest -n`, and any other file one by itself."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ STEPS = ((0, "ban"), (0, "lift"), (1, "ban"), (1, "lift"), (0, "meet"))
 
 
 def says(bans: RevocationSet, act: str, now: int) -> bool:
-    """Whether this founder has banned or readmitted the guest: only a known ban can be lifted."""
+    """Return True if this founder has banned or readmitted the guest: only a known ban can be lifted."""
     lifts = act == "lift"
     if lifts and not bans.why_node_banned(GUEST):
         return False

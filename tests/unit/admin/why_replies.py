@@ -16,7 +16,7 @@ def busy_reply(why_no_round: str = "") -> plan_api.WhyReply:
 
 
 def why_reply(change: str = "drop `garage`", rounds: int = 19) -> plan_api.WhyReply:
-    """Of two workers, one of which is far away."""
+    """Return a reply of two workers, one of which is far away."""
 
     def part(kind: PartKind, where: str, seconds: float, source: PartSource) -> TimePart:
         return TimePart(kind=kind, where=where, seconds=seconds, source=source)

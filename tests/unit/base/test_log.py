@@ -44,7 +44,7 @@ LINE = b"x" * 999 + b"\n"
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """What the tests set up ends with them."""
+    """Undo after each test what it has set up."""
     yield
     log.set_up(level="warning")
 

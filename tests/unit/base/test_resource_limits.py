@@ -1,4 +1,4 @@
-"""What this process may use, read from made trees of control groups; and from this machine's kernel."""
+"""Test what this process may use, read from made trees of control groups, and from this machine's kernel."""
 
 import subprocess
 from collections.abc import Mapping

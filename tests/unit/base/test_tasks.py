@@ -64,7 +64,7 @@ async def test_failures_alone_are_told() -> None:
 
 
 async def test_a_timeout_around_works_after_a_failure_was_handled() -> None:
-    """What the group asked of its own task must not stay counted."""
+    """Check that what the group asked of its own task does not stay counted."""
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

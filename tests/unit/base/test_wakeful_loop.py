@@ -42,7 +42,7 @@ def rhythm_of(waited: float) -> Rhythm:
 
 
 def close_messages(now: float) -> Wakefulness:
-    """Of a loop that polls: two have passed, the second one at `now`."""
+    """Return a loop that polls: two messages have passed, the second one at `now`."""
     wakefulness = Wakefulness(polls=True)
     wakefulness.passed(now - LONGEST_POLL_SECONDS / 2, Rhythm())
     wakefulness.passed(now, Rhythm())
@@ -50,7 +50,7 @@ def close_messages(now: float) -> Wakefulness:
 
 
 def even_messages(now: float) -> Wakefulness:
-    """Of a loop that sleeps until shortly before: one each TOKEN, the last one at `now`."""
+    """Return a loop that sleeps until shortly before a message: one each TOKEN, the last one at `now`."""
     wakefulness, rhythm = Wakefulness(), Rhythm()
     for number in range(40, -1, -1):
         wakefulness.passed(now - number * TOKEN, rhythm)
@@ -185,7 +185,7 @@ class Talk:
         return Conversation(self.wakefulness, lambda: self.now, asks=asks)
 
     def drips(self, peer: Conversation, seconds: float = 1.0) -> int:
-        """How many milliseconds the loop is awake for what this peer sends: a byte each 15 ms."""
+        """Return the milliseconds that the loop is awake for what this peer sends: a byte each 15 ms."""
         awake = 0
         for _ in range(round(seconds / 0.015)):
             peer.received()

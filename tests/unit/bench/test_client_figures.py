@@ -1,4 +1,4 @@
-"""What the measurement of many clients says."""
+"""Test what the measurement of many clients says."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How often a cell and its distance are measured, and which curves are drawn of that."""
+"""Test how often a cell and its distance are measured, and which curves are drawn of that."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -38,7 +38,7 @@ RUNS = (
     ],
 )
 def test_lines(what: str, names: set[str], points: int) -> None:
-    """By round trip a line for each number of workers; by nodes one for each round trip, from one node on."""
+    """Test the lines: by round trip, for each number of workers; and by nodes, for each round trip."""
     root = ElementTree.fromstring(picture(what, Figures(RUNS)))
     assert names <= {element.text for element in root.iter(f"{SVG}text")}
     lines = [line.attrib["points"].split() for line in root.findall(f"{SVG}polyline")]

@@ -1,4 +1,4 @@
-"""What follows from measurements: medians, promises, tables."""
+"""Test what follows from measurements: medians, promises, tables."""
 
 from xml.etree import ElementTree
 

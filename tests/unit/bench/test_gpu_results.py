@@ -1,4 +1,4 @@
-"""What a run on GPUs leaves for the next one: all that is whole, and nothing of another machine."""
+"""Test what a run on GPUs leaves for the next one: all that is whole, and nothing of another machine."""
 
 import json
 from dataclasses import replace

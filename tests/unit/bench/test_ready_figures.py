@@ -1,4 +1,4 @@
-"""What follows from starts that were timed: spread, round trips on the path, what is held."""
+"""Test what follows from starts that were timed: spread, round trips on the path, what is held."""
 
 from datetime import datetime
 

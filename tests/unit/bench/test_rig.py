@@ -1,4 +1,4 @@
-"""What a llama-server without meshd is told, from the command line of meshd's."""
+"""Test what a llama-server without meshd is told, from the command line of meshd's."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is printed of a way of drafting."""
+"""Test what is printed of a way of drafting."""
 
 from meshd.bench.llama import ChatAnswer
 

@@ -1,4 +1,4 @@
-"""What follows from starts that were timed: phases by the log, medians, goals."""
+"""Test what follows from starts that were timed: phases by the log, medians, goals."""
 
 import pytest
 

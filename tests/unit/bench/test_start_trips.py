@@ -1,4 +1,4 @@
-"""How steps of a clock are counted by the phases of a head's log."""
+"""Test how steps of a clock are counted by the phases of a head's log."""
 
 from tests.bench.start_trips import lines, role_began, trips
 from tests.bench.stepped import Step, steps_of

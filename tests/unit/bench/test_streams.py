@@ -1,4 +1,4 @@
-"""What the measurement of several streams prints."""
+"""Test what the measurement of several streams prints."""
 
 from tests.bench.streams import line
 

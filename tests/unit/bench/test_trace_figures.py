@@ -1,4 +1,4 @@
-"""What a trace shows: sums, steps, a picture."""
+"""Test what a trace shows: sums, steps, a picture."""
 
 import json
 from xml.etree import ElementTree

@@ -1,4 +1,4 @@
-"""What the tunnel adds is compared with the pump of the same moment."""
+"""Test that what the tunnel adds is compared with the pump of the same moment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `python -m tests.bench.waiting` reads of processes, and says of its samples."""
+"""Test what `python -m tests.bench.waiting` reads of processes, and says of its samples."""
 
 import os
 import subprocess

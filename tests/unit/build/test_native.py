@@ -103,7 +103,7 @@ def test_the_daemon_takes_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("built", [True, False])
 def test_a_folder_of_the_users_comes_first(tmp_path: Path, built: bool) -> None:
-    """What is not in it is our own, if that is built."""
+    """Test that what is not in it is our own, if that is built."""
     named, cache = tmp_path / "bin", tmp_path / "cache"
     named.mkdir()
     (named / "llama-server").touch()

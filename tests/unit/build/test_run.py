@@ -80,7 +80,7 @@ async def test_cancel_ends_the_whole_group(tmp_path: Path, stubborn: bool) -> No
 
 
 def _alive(pid: int) -> bool:
-    """Whether it still runs; a dead one that its new parent has not reaped yet does not."""
+    """Return True if it still runs; a dead one that its new parent has not reaped yet does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How it ended."""
+    """The end of a command."""
 
     code: int
     out: str

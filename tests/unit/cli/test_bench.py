@@ -1,4 +1,4 @@
-"""What `meshd bench` makes of its options."""
+"""Test what `meshd bench` makes of its options."""
 
 import contextlib
 

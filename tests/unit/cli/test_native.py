@@ -10,7 +10,7 @@ from .shell import meshd, refused
 
 
 def test_native_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a worker runs is its `rpc-server`, whatever it is called."""
+    """Test that a worker's program is shown as its `rpc-server`, whatever it is called."""
     refused(meshd("native", "info"), 1, "run `meshd native build` once")
     refused(meshd("native", "info", "--backend", "cuda"), 1, "run `meshd native build --backend cuda` once")
     places = {name: tmp_path / name for name in ("ggml-rpc-server", "llama-server")}

@@ -1,4 +1,4 @@
-"""What a person sees who started a node on a terminal: lines of news, a line that moves, the invite."""
+"""Show a person at a terminal what a node does: lines of news, a line that moves, the invite."""
 
 import asyncio
 import io
@@ -142,7 +142,7 @@ def test_a_head_says_what_it_waits_for_and_then_what_it_answers() -> None:
 
 
 def lines_on(terminal: io.StringIO) -> list[str]:
-    """What stands on a terminal that knows carriage returns."""
+    """Return what stands on a terminal that knows carriage returns."""
     return [line.rpartition("\r")[2].replace("\x1b[K", "") for line in terminal.getvalue().split("\n")]
 
 

@@ -1,4 +1,4 @@
-"""What must hold before a daemon starts."""
+"""Test what must hold before a daemon starts."""
 
 import io
 import os

@@ -31,7 +31,7 @@ CUDA = NATIVE.replace("native", "native_cuda13")
 
 
 class Distribution:
-    """What pip or uv has noted of an installed package."""
+    """The notes of pip or uv on an installed package."""
 
     def __init__(self, name: str = "meshd", **notes: str) -> None:
         self.name = name

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("by_pip")
 
 @pytest.fixture
 def fake_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was run in place of pip; nothing is installed."""
+    """Return what was run in place of pip; nothing is installed."""
     done: list[str] = []
 
     def run(step: Sequence[str], **_options: object) -> subprocess.CompletedProcess[str]:

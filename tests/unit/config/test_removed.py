@@ -1,4 +1,4 @@
-"""What is gone is an error that says what to do instead, wherever it is still set."""
+"""Test that what is gone is an error that says what to do instead, wherever it is still set."""
 
 from pathlib import Path
 

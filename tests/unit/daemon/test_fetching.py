@@ -68,13 +68,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def config_in(folder: Path, *names: str) -> Config:
-    """That of a node that serves the first of these models, and smaller ones beside it."""
+    """Return the configuration of a node that serves the first model, and smaller ones beside it."""
     serve = ServeConfig(model=names[0], fallback_models=names[1:])
     return Config(serve=serve, paths=Paths(home=folder / "home", cache=folder / "taker"))
 
 
 async def fetched(it: Scene, folder: Path, *names: str, seen: list[FetchStatus] | None = None) -> Config:
-    """What becomes of the settings; `seen` gets each state."""
+    """Return what becomes of the settings; `seen` gets each state."""
     config = config_in(folder, *names)
     async with exchange(it, folder) as models:
         work = Fetching(config, ROLES["serve"].wanted(config), it.taker, models)
@@ -371,7 +371,7 @@ def got(url: str, data: bytes | None = None) -> tuple[int, dict[str, object]]:
 
 
 def answers(folder: Path, serve: ServeConfig, *models: ModelConfig) -> Answers:
-    """What a node that is to serve these says, by path."""
+    """Return what a node that is to serve these says, by path."""
     paths = Paths(home=folder, cache=folder)
     config = replace(Config(), serve=replace(serve, port=0), models=models, paths=paths)
 

@@ -1,4 +1,4 @@
-"""What a node keeps in its home when it starts."""
+"""Test what a node keeps in its home when it starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a daemon does with models: pulls, what it offers and uses, and the state of its disk."""
+"""Test what a daemon does with models: pulls, what it offers and uses, and the state of its disk."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ from tests.unit.library.models import put, tiny
 
 @asynccontextmanager
 async def exchange(it: Scene, folder: Path) -> AsyncIterator[ModelExchange]:
-    """That of the scene's taker."""
+    """Run the exchange of the scene's taker."""
     config = Config(paths=Paths(home=folder / "home", cache=folder / "taker"))
     made = ModelExchange(
         it.taker,
@@ -218,7 +218,7 @@ class Node:
         return stores_of(self.folder / "me")
 
     def storage(self, it: Scene, *models: Path) -> Storage:
-        """That of the scene's taker."""
+        """Return the storage of the scene's taker."""
         config = Config(
             node=NodeConfig(name="taker"),
             paths=Paths(home=self.folder / "home", cache=self.folder / "me/cache"),

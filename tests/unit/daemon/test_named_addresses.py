@@ -1,4 +1,4 @@
-"""What one member makes a node do, with real sockets: by addresses that it names, by silent links."""
+"""Test what one member makes a node do, with real sockets: by addresses that it names, by silent links."""
 
 import asyncio
 import contextlib

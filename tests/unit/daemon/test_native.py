@@ -171,7 +171,7 @@ class Remembering:
             program.write_text(program.read_text().replace("\n", f"\necho x >>{self.asked}\n", 1))
 
     def start(self) -> int:
-        """How many programs it asks."""
+        """Start, and return how many programs that asks."""
         self.asked.write_text("")
         passed = TrialCache(self.folder / "native-checks")
         run(
@@ -196,7 +196,7 @@ def _touched(node: Remembering) -> None:
 
 
 def _replaced(node: Remembering) -> None:
-    """By another one of the same size and time."""
+    """Replace the file by another one of the same size and time."""
     server = node.native.llama_server
     before = server.stat()
     other = server.with_suffix(".new")

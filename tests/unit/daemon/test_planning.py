@@ -158,7 +158,7 @@ def test_a_worker_for_losses_is_planned_with_where_the_model_does_not_fit_withou
 
 
 def planner(it: Scene, folder: Path, options: HeadOptions) -> tuple[Planning, Bench]:
-    """Of the head."""
+    """Return the planner of the head."""
     looks, bench = surveyor(it, folder, options)
     native, end = bench.runtime.native, bench.runtime.processes.run_to_end
     speeds = DeviceSpeeds(native, end, bench.runtime.paths, machine="", threads=1)

@@ -1,4 +1,4 @@
-"""What the roles get: tunnels of a child, and whose the model's socket is."""
+"""Test what the roles get: tunnels of a child, and whose the model's socket is."""
 
 import asyncio
 import socket

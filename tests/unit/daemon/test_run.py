@@ -217,7 +217,7 @@ async def test_nodes_of_one_name_are_said_once(
 
 @dataclass
 class FakeTunnels:
-    """Those that are open."""
+    """Tunnels that are open."""
 
     to: list[tuple[PeerId, str]]
 
@@ -428,7 +428,7 @@ def test_a_fault_of_one_of_several_models_is_found(
 
 
 class Inviting:
-    """Of a member, what the printing needs."""
+    """The part of a member that the printing needs."""
 
     def __init__(self, invite: InviteReply | None) -> None:
         self._invite = invite

@@ -1,4 +1,4 @@
-"""What a daemon dials with, as a member and to join."""
+"""Test what a daemon dials with, as a member and to join."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What nodes say of their devices: measured once, one by one on a machine, never while a lease computes."""
+"""Test what nodes say of their devices: measured once, one by one on a machine, never during a lease."""
 
 import asyncio
 from dataclasses import replace

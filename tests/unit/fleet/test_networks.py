@@ -1,4 +1,4 @@
-"""How far nodes are from one another."""
+"""Test how far nodes are from one another."""
 
 import pytest
 from meshd.fleet.networks import (

@@ -37,19 +37,19 @@ class Wire(asyncio.Transport):
         self.closing = False
 
     def is_closing(self) -> bool:
-        """See asyncio.Transport."""
+        """Return True as asyncio.Transport does."""
         return self.closing
 
     def get_write_buffer_size(self) -> int:
-        """See asyncio.Transport."""
+        """Return the size as asyncio.Transport does."""
         return self.waiting
 
     def abort(self) -> None:
-        """See asyncio.Transport."""
+        """Abort as asyncio.Transport does."""
         self.cut = True
 
     def close(self) -> None:
-        """See asyncio.Transport."""
+        """Close as asyncio.Transport does."""
 
 
 class Street:

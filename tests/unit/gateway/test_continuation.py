@@ -301,7 +301,7 @@ def chatml(body: bytes, *, with_text: bool = True, thinks: bool = False) -> str:
 
 
 def tagged(body: bytes) -> str:
-    """Of a template that writes each argument in a tag."""
+    """Render a body as a template does that writes each argument in a tag."""
     prompt = ""
     for message in json.loads(body)["messages"]:
         prompt += f"<{message['role']}>" + message["content"]
@@ -432,7 +432,7 @@ def begun(arguments: str) -> Echo:
 
 
 def fresh_arguments(echo: Echo, added: str) -> str:
-    """What of more arguments the client lacks."""
+    """Return what of more arguments the client lacks."""
     fresh: Any = echo.fresh({"tool_calls": [{"index": 0, "function": {"arguments": added}}]})
     return "".join(call["function"]["arguments"] for call in fresh.get("tool_calls", ()))
 
@@ -480,7 +480,7 @@ def test_more_text_than_is_kept_is_not_continued() -> None:
 
 
 def test_more_tokens_than_are_kept_are_not_continued() -> None:
-    """Those of an answer that has no text: the list grows with each of its events."""
+    """Test an answer without text: the list of tokens grows with each of its events."""
     sent = native(("a", 1))
     for _ in range(5):
         sent.see({"index": 0, "content": "", "tokens": [7] * (1 << 20)})
@@ -572,7 +572,7 @@ def test_what_is_more_than_text_is_not_continued(event: Mapping[str, object]) ->
     "form", [{"response_format": {"type": "json_object"}}, {"json_schema": {}, "response_format": {"a": 1}}]
 )
 def test_a_chat_in_a_form_goes_on_within_it(form: Mapping[str, object]) -> None:
-    """What llama-server puts before the rest it also feeds to the grammar."""
+    """Test that the beginning stays in the chat: llama-server also feeds it to the grammar."""
     rest = rest_of({**CHAT, **form}, chat('{"a'))
     assert rest is not None and rest["continue_final_message"] == "content"
     assert rest["messages"] == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": '{"a'}]

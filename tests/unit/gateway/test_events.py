@@ -411,7 +411,7 @@ def test_what_has_no_such_field_is_left_as_it_is(body: bytes) -> None:
 @pytest.mark.parametrize("unit", ["x", '\\"', "\\\\", 'x\\"'])
 @pytest.mark.parametrize("end", ['"}', ""], ids=["ended", "open"])
 def test_the_longest_properties_take_little_memory(unit: str, end: str) -> None:
-    """Of a head that means no good."""
+    """Read properties of a head that means no good."""
     body = bytearray(('{"model_path":"' + unit * (HELD_ANSWER_BYTES // len(unit)) + end).encode())
     tracemalloc.start()
     try:

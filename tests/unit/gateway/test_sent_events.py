@@ -304,7 +304,7 @@ def test_arguments_of_any_shape_are_read(arguments: str, prompts: list[str]) -> 
 
 
 def test_ids_that_are_made_of_others_do_not_grow() -> None:
-    """Of who answers twice: each id of the first run is several times the next id of the second."""
+    """Test that nothing grows: each id of the first run is several times the next id of the second."""
     names = [letter * 8 for letter in "ABCDEFGH"]
     made = sent(*[tool_calls(name * 12) for name in names[1:]])
     asked = body(temperature=0)

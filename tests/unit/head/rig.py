@@ -23,7 +23,7 @@ from tests.unit.head.stubs import StubChild, StubMembers, StubTunnel
 
 
 def cpu_lines(*, free_mib: int, name: str = "CPU") -> tuple[str, ...]:
-    """What a mesh-server lists."""
+    """Return what a mesh-server lists."""
     return (f"device {name} cpu - {4096 << 20} {free_mib << 20} some processor",)
 
 
@@ -35,7 +35,7 @@ COMPRESSED_VERSION = 7  # of compressed streams, as a worker of these tests take
 
 
 class Bench:
-    """What one node's role works with, and everything that was made with it.
+    """The parts that one node's role works with, and everything that was made with it.
 
     What can be real is as the daemon makes it; processes, tunnels and chance are of this class.
     """
@@ -113,7 +113,7 @@ class Bench:
         return self.work() if self.work is not None else None
 
     def mesh_end(self) -> MeshEnd:
-        """Of a head whose model has no weights."""
+        """Return the mesh end of a head whose model has no weights."""
         report, away = WeightsReport({}), AwayTimes(lambda: 0.0)
         return MeshEnd(self.runtime.processes.socket_pair, weights={}, report=report, away=away)
 

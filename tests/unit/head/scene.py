@@ -26,7 +26,7 @@ LITTLE = cpu_lines(free_mib=1)
 
 
 def view(bench: Bench, place: int) -> MeshHeadView:
-    """What the daemon sees of llama-server's connection with the worker at this place, of the last life."""
+    """Return what the daemon sees of the last llama-server's connection with the worker at this place."""
     seen = next(one.asked.inspector for one in reversed(bench.tunnels) if one.asked.endpoint == str(place))
     assert isinstance(seen, MeshHeadView)
     return seen
@@ -95,14 +95,14 @@ class Scene:
 
     @property
     def model(self) -> ModelStatus:
-        """What the head says of its model."""
+        """Return what the head says of its model."""
         found = self.serve.status.model
         assert found is not None
         return found
 
     @property
     def nodes(self) -> set[str]:
-        """Those of the split."""
+        """Return the nodes of the split."""
         return {part.node for part in self.model.split}
 
     @property

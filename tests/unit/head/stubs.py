@@ -1,4 +1,4 @@
-"""What roles work with, without a process or a network: a child, a tunnel and a model file."""
+"""Stand in for a child, a tunnel and a model file, without a process or a network."""
 
 import asyncio
 import contextlib
@@ -182,7 +182,7 @@ async def at_once(work: Callable[[], T]) -> T:
 
 
 class StubMembers:
-    """What members have: a file of that `content`; who fetches gets `found`, once a test has set `gives`."""
+    """The files of members, of that `content`; who fetches gets `found`, once a test has set `gives`."""
 
     def __init__(self) -> None:
         self.content = b""

@@ -301,7 +301,7 @@ class Life:
         raise NotImplementedError
 
     async def better_with(self) -> Collection[PeerId]:
-        """Those of the rig."""
+        """Return those of the rig that would help."""
         self.rig.asked += 1
         if self.rig.fails:
             raise Broken("no devices")
@@ -415,7 +415,7 @@ def measuring_head(it: Scene, folder: Path) -> None:
 
 
 def speeds_of(bench: Bench, cache: Path) -> DeviceSpeeds:
-    """Those of its devices, which were never measured."""
+    """Return the speeds of its devices, which were never measured."""
     runtime = bench.runtime
     paths = replace(runtime.paths, speed_cache=cache)
     return DeviceSpeeds(runtime.native, runtime.processes.run_to_end, paths, machine="m", threads=1)

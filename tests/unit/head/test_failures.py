@@ -1,4 +1,4 @@
-"""What failed is remembered: llama-server, devices and workers, for how long, and what ends that."""
+"""Test that what failed is remembered: llama-server, devices and workers, for how long, what ends that."""
 
 from dataclasses import replace
 

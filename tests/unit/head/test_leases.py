@@ -216,7 +216,7 @@ async def test_a_slow_worker_does_not_hold_up_the_others(tmp_path: Path) -> None
 
 
 async def test_one_refusal_releases_all_the_others(tmp_path: Path) -> None:
-    """Whether they have granted before it, or are still at it."""
+    """Test those that have granted before it, and those that are still at it."""
     async with scene(tmp_path, min_workers=3) as it:
         for name, seconds in zip(NAMES, (1.0, 5.0, 20.0), strict=False):
             it.worker(name)
@@ -349,14 +349,14 @@ def options() -> dict[str, object]:
 
 
 def connected(it: Scene, *pairs: tuple[int, int]) -> None:
-    """Of these workers the servers have a connection with each other, as they tell llama-server."""
+    """Have the servers of these workers tell llama-server of a connection with each other."""
     for place in range(len(THREE)):
         others = [one for pair in pairs for one in pair if place in pair and one != place]
         view(it.bench, place).from_peer(talk.welcome() + talk.met(*others))
 
 
 def arrivals(it: Scene, name: str) -> list[tuple[int, int]]:
-    """What the server of a worker was told of its neighbours so far: kinds and numbers."""
+    """Return what the server of a worker was told of its neighbours so far: kinds and numbers."""
     server = Server(it.workers[name].children[-1])
     found = server.arrivals()
     server.close()

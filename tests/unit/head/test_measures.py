@@ -1,4 +1,4 @@
-"""What is measured of a run: speed, the bytes of a token, busy times, and the spans that are looked at."""
+"""Test what is measured of a run: speed, the bytes of a token, busy times, and the spans that count."""
 
 import pytest
 from meshd.gateway.interface import AnswerTimings

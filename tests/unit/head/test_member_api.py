@@ -1,4 +1,4 @@
-"""What members are told of a head's models."""
+"""Test what members are told of a head's models."""
 
 from dataclasses import replace
 

@@ -429,6 +429,6 @@ def test_clients_that_never_stop_starve_nobody(machine: Machine, data: st.DataOb
 
 
 def _longest(machine: Machine) -> float:
-    """Of one turn: to load (twice, where it does not fit at first), its time, answers, and to unload."""
+    """Return the longest turn: to load (twice, if it does not fit at first), its time, answers, to unload."""
     slowest = max(machine.seconds.values())
     return 3 * slowest + max(LEAST_TURN_SECONDS, slowest) + 2 * MOST_ANSWER + slowest + 8 * STEP

@@ -329,7 +329,7 @@ async def test_the_word_of_its_lease_is_heard_as_that_of_llama_server(tmp_path: 
 
 
 async def test_a_worker_that_ends_for_its_neighbour_is_not_to_blame_alone(tmp_path: Path) -> None:
-    """What its lease says comes behind what llama-server or the neighbour's lease says, which may be more."""
+    """Test that its lease is heard last: llama-server or the neighbour's lease may say more."""
     async with stage(tmp_path) as it:
         attack = Attack(it, loaded=True)
         assert await attack.life() == {"a", "b"}
@@ -353,7 +353,7 @@ async def test_the_first_worker_has_its_values_from_the_head(tmp_path: Path) -> 
 async def test_values_that_are_not_finite_are_of_who_sent_them_or_pushed_them_on(
     tmp_path: Path, connected: bool
 ) -> None:
-    """What goes through llama-server is looked at there."""
+    """Test that values are looked at where they go through llama-server."""
     async with stage(tmp_path) as it:
         attack = Attack(it, loaded=True)
         assert await attack.life() == {"a", "b"}

@@ -1,4 +1,4 @@
-"""What a head's llama-server inherits, what is seen of that, and whom the head blames for a load."""
+"""Test what a head's llama-server inherits, what is seen of that, and whom the head blames for a load."""
 
 import asyncio
 import os
@@ -82,7 +82,7 @@ async def test_llama_server_gets_a_connection_with_each_worker_and_loads_our_mod
 async def test_plain_rpc_servers_come_behind_the_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By llama.cpp's own protocol: what they are sent crosses, and our module does not see it."""
+    """Test llama.cpp's own protocol: what it sends crosses, and our module does not see it."""
     lent = OfferedDevice("RPC0", "gpu", "", 4 << 30, 4 << 30)
 
     async def ask(endpoints: Sequence[str], *, protocol: str) -> tuple[PlainRpc, ...]:

@@ -238,7 +238,7 @@ async def test_pieces_of_this_head_alone_are_for_several_workers(
 
 
 def index_of(*sizes: int) -> WeightsIndex:
-    """Of one file, in which tensors of these sizes lie one behind the other."""
+    """Return the index of one file, in which tensors of these sizes lie one behind the other."""
     places = [sum(sizes[:number]) for number in range(len(sizes))]
     rows = [TensorEntry(0, 0, at, size, bytes(32), "x") for at, size in zip(places, sizes, strict=True)]
     return WeightsIndex((FileEntry(sum(sizes), 1, 1, 1),), tuple(rows), "f" * 64)
@@ -303,7 +303,7 @@ async def test_a_worker_that_never_has_it_all_is_given_up(tmp_path: Path) -> Non
 
 
 class OnlyHeader(LargeFile):
-    """Of which this node has no layer."""
+    """A model of which this node has no layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether and how long drafts are, by what they have gained; and what they would make of a plan."""
+"""Test whether and how long drafts are, by what they have gained; and what they would make of a plan."""
 
 import pickle
 from dataclasses import replace

@@ -154,7 +154,7 @@ async def test_standby_workers_take_the_places_of_those_that_are_lost() -> None:
 
 
 def seen(roster: Roster) -> dict[str, str]:
-    """By name, why a worker is not asked; `excluded` not even where the model cannot be run otherwise."""
+    """Return why a worker is not asked, by name; `excluded`: not even if the model cannot run otherwise."""
     return {
         one.peer.name: f"excluded: {one.excluded}" if one.excluded else one.spared
         for one in roster.candidates()

@@ -77,7 +77,7 @@ def listener(
 
 @dataclass
 class Talk:
-    """What crossed: each side's bytes in order."""
+    """The bytes that crossed, each side's in order."""
 
     dialled: list[bytes] = field(default_factory=list)
     listened: list[bytes] = field(default_factory=list)

@@ -207,7 +207,7 @@ def test_a_token_is_refused_here_only_when_clocks_cannot_explain_it() -> None:
 
 
 def _accepted(text: str) -> bool:
-    """Whether `text` is taken for a token. Raises whatever `parse_token` raises besides UserError."""
+    """Return True if `text` is taken for a token. Raises whatever `parse_token` raises besides UserError."""
     try:
         parse_token(text)
     except UserError:

@@ -300,7 +300,7 @@ def test_a_bad_backup_is_refused_and_changes_nothing(home: Home, text: str) -> N
 
 
 def backups(home: Home) -> tuple[bool, bool]:
-    """Whether there is a backup of the root key, and whether it was restored here."""
+    """Return whether there is a backup of the root key, and whether it was restored here."""
     return home.has_root_backup, home.has_root_from_backup
 
 

@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stores(home: Path, monkeypatch: pytest.MonkeyPatch) -> Stores:
-    """Of that home; Ollama's service has none there."""
+    """Return the stores of that home; Ollama's service has none there."""
     monkeypatch.setenv("OLLAMA_MODELS", str(home / ".ollama/models"))
     return Stores.here(home / "cache")
 

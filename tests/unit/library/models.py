@@ -22,7 +22,7 @@ def tiny(architecture: str = "llama", *, fill: int = 1) -> bytes:
 
 
 def tiny_shards(count: int, stem: str = "tiny-Q4_K_M") -> dict[str, bytes]:
-    """By name."""
+    """Return the shards by name."""
     metadata, tensors = language_model()
     parts = {}
     for number in range(count):

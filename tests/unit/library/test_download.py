@@ -155,7 +155,7 @@ def test_bytes_that_stay_damaged_are_never_used(hub: Hub, cache: Path) -> None:
 
 @pytest.mark.parametrize("before", [bytes(1 << 20), LARGE + b"x"], ids=["damaged", "too long"])
 def test_what_a_download_before_has_left_is_not_believed(hub: Hub, cache: Path, before: bytes) -> None:
-    """What was written when the machine lost its power, say."""
+    """Test what was written when the machine lost its power, say."""
     has(hub, a=LARGE)
     put(cache / f"models--me--Tiny-GGUF/blobs/{hashlib.sha256(LARGE).hexdigest()}.incomplete", before)
     assert get(cache)[0].read_bytes() == LARGE

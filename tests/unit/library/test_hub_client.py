@@ -1,4 +1,4 @@
-"""What the library is told before it is used, and where its cache is by its own account."""
+"""Test what the library is told before it is used, and where its cache is by its own account."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from meshd.library.hub_cache import cache_folder
 
 
 def _ask(code: str, **variables: str) -> str:
-    """What a fresh interpreter prints: the library reads its variables when it is imported."""
+    """Return what a fresh interpreter prints: the library reads its variables when it is imported."""
     plain = {"PATH": os.environ["PATH"], "HOME": "/home/somebody", **variables}
     done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What may be removed, and what goes with it."""
+"""Test what may be removed, and what goes with it."""
 
 from pathlib import Path
 

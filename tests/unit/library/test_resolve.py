@@ -58,7 +58,7 @@ def test_a_folder_without_a_slash(
 def test_a_fingerprint_is_found_in_any_store(
     resolver: Resolver, home: Path, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the hashes that are known of it; a name with `mesh:` means only what came from members."""
+    """Test the hashes that are known; a name with `mesh:` means only what came from members."""
     path = put(home / ".models/mine-Q8_0.gguf", tiny())
     hashes = hashes_of(tiny())
     HashCache(stores.meshd.parent / "weights").save(FileState.at(path), parse(tiny()), hashes)

@@ -17,7 +17,7 @@ LUMP_SECONDS = 0.001  # for which the receiver waits before it acknowledges
 
 
 class Control(Protocol):
-    """What decides how much may be on its way."""
+    """A control of how much may be on its way."""
 
     @property
     def window(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What all pipes do alike, over an engine that does nothing by itself."""
+"""Test what all pipes do alike, over an engine that does nothing by itself."""
 
 import asyncio
 from collections.abc import Sequence

@@ -88,7 +88,7 @@ def test_what_no_device_takes_is_told_from_what_one_does(
 
 
 def test_rates_are_those_of_one_layer() -> None:
-    """Of 134 million elements, in 4.5 bits each: 75.5 MB."""
+    """Test with a layer of 134 million elements, in 4.5 bits each: 75.5 MB."""
     found = reference_rates(DeviceSpeed((TimedLayer(0, 1, 10_000_000), TimedLayer(0, 128, 500_000_000))))
     assert found.weight_bytes_s == pytest.approx(7.55e9, rel=1e-3)
     assert found.flops == pytest.approx(2 * 134.2e6 * 128 / 0.5, rel=1e-3)

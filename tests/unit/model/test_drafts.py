@@ -1,4 +1,4 @@
-"""How many drafted tokens pay."""
+"""Test how many drafted tokens pay."""
 
 from collections.abc import Callable
 

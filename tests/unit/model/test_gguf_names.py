@@ -1,4 +1,4 @@
-"""What the names of GGUF files say."""
+"""Test what the names of GGUF files say."""
 
 import pytest
 from hypothesis import given

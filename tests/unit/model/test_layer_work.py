@@ -1,4 +1,4 @@
-"""What is timed and what is tried of a model: its own types and sizes, each kind of layer once."""
+"""Test what is timed and tried of a model: its own types and sizes, each kind of layer once."""
 
 from collections.abc import Mapping
 
@@ -70,7 +70,7 @@ def test_layers_with_the_same_matrices_are_one_kind() -> None:
 
 @pytest.mark.parametrize(("heads", "caches"), [(2, 32), (4, 32), (8, 16), (64, 2), (512, 1)])
 def test_caches_together_are_more_than_a_processor_holds(heads: int, caches: int) -> None:
-    """Of 128 elements a head, 4096 cells take 2 MiB; no more than 256 MiB are asked for, if two fit."""
+    """Test with 128 elements a head: 4096 cells take 2 MiB; at most 256 MiB are asked for, if two fit."""
     wide = {
         **LLAMA,
         "llama.embedding_length": 512 * 128,

@@ -1,4 +1,4 @@
-"""What a text given to `--model` means."""
+"""Test what a text given to `--model` means."""
 
 from pathlib import Path
 

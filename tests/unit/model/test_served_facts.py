@@ -1,4 +1,4 @@
-"""What clients are told of a model: from its headers, and from llama-server once it is loaded."""
+"""Test what clients are told of a model: from its headers, and from llama-server once it is loaded."""
 
 import pytest
 from hypothesis import given

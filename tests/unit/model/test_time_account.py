@@ -146,7 +146,7 @@ def test_a_round_of_several_tokens_goes_the_ways_once() -> None:
 
 
 def test_a_worker_far_from_the_head_waits_for_its_order() -> None:
-    """What the one before it sends is there after 36 ms of a token, and the order after 40."""
+    """Test with a worker whose input is there after 36 ms of a token, and the order after 40."""
     spent = two_workers()
     ways = (spent.ways[0], replace(spent.ways[1], ordered=0.04), spent.ways[2])
     account = token_account(replace(spent, ways=ways), TEN)

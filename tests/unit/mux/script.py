@@ -80,7 +80,7 @@ class End:
         return count
 
     def pass_on(self, stream_id: int, data: bytes, now: float) -> bytes:
-        """What the short cut sends at once over the link that carries data; nothing where it will not."""
+        """Return what the short cut sends at once over the link that carries data; nothing if it will not."""
         pieces = self.session.fast_path.send(self.session.data_link or 0, stream_id, data, now)
         if pieces is None:
             return b""
@@ -239,7 +239,7 @@ class Two:
         return wire
 
     def send(self, end: End, wire: Wire, budget: int = 1 << 20) -> int:
-        """What `end` has to send goes on the wire; returns how much. `due` must not miss any of it."""
+        """Put what `end` has to send on the wire; return how much. `due` must not miss any of it."""
         due = end.session.due(wire.link_id, self.now)
         sent = b"".join(end.session.transmit(wire.link_id, self.now, budget))
         assert due or not sent, "`due` says that there is nothing to send"

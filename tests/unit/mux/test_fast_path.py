@@ -163,7 +163,7 @@ def test_a_message_of_the_most_bytes_goes_at_once_as_one_frame() -> None:
 
 
 def _acked(two: Two, stream: int) -> tuple[bytes, bytes]:
-    """What the follower answers to 10 KiB: its acknowledgements, and a frame of data behind them."""
+    """Return what the follower answers to 10 KiB: its acknowledgements, and a frame of data behind them."""
     two.leader.write(stream, bytes(10 * KIB))
     wire = two.wires[two.leader.session.data_link or 0]
     two.send(two.leader, wire)

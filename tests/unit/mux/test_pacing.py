@@ -228,7 +228,7 @@ def prompt(pacing: Pacing, now: float, *, rtt: float = 0.02, size: int = 1_200_0
 
 
 def test_small_messages_that_are_acknowledged_with_their_answer_are_no_queue() -> None:
-    """Of a model that computes for 100 ms a token."""
+    """Test a model that computes for 100 ms a token."""
     pacing = Pacing(0.0)
     pacing.on_pong(0.02, 0.0, probe=False)
     now = prompt(pacing, 0.0)

@@ -94,7 +94,7 @@ def test_only_what_is_missing_is_sent_again() -> None:
 
 
 def test_data_moves_to_another_link_without_a_gap() -> None:
-    """What is on its way on the old link still counts; the rest goes over the new one at once."""
+    """Test that what is on its way on the old link still counts; the rest goes over the new one at once."""
     two = Two()
     slow = two.link()
     two.transfer()

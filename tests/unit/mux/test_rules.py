@@ -1,4 +1,4 @@
-"""What a peer that breaks the rules can do: end the session with a RemoteProtocolError, and nothing else."""
+"""Test that a peer that breaks the rules ends the session with a RemoteProtocolError, and nothing else."""
 
 from collections.abc import Callable
 
@@ -67,7 +67,7 @@ def follower() -> Session:
 
 
 def replies(session: Session) -> list[Frame]:
-    """What it sends."""
+    """Return what it sends."""
     return FrameParser().feed(b"".join(session.transmit(1, 1.0, 1 << 20)))
 
 

@@ -12,7 +12,7 @@ CHANGES = frozenset("add append clear discard extend pop popitem remove setdefau
 
 
 def foreign_writes(source: Source) -> Iterator[str]:
-    """What is stored in an attribute of a table, or changed in it, by anybody but the table."""
+    """Return what is stored in an attribute of a table, or changed in it, by anybody but the table."""
     for node in source.nodes:
         written = ""
         if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):

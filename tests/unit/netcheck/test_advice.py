@@ -1,4 +1,4 @@
-"""What two networks allow, and why not: the same from both sides, and never without a reason."""
+"""Test what two networks allow, and why not: the same from both sides, and never without a reason."""
 
 import pytest
 from hypothesis import given

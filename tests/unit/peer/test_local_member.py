@@ -1,4 +1,4 @@
-"""What a node tells of itself: when a new record is signed, who is told, and how it takes its leave."""
+"""Test what a node tells of itself: when a new record is signed, who is told, and how it takes its leave."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -210,7 +210,7 @@ def test_a_token_names_no_udp_port_that_has_the_number_of_a_tcp_port() -> None:
 
 
 class FirstPipe:
-    """By which the node joined."""
+    """The pipe by which the node joined."""
 
     peer: PeerId = WORKER.peer
 

@@ -52,7 +52,7 @@ def _invited(one: KeyPair) -> Chain:
 
 
 def gossip(*others: PeerRecord, own: int = 1) -> PresenceGossip:
-    """Of the founder, which knows the others' records."""
+    """Return the gossip of the founder, which knows the others' records."""
     book = AddressBook(me=FOUNDER.peer, verify=lambda _: None, save=lambda: None)
     for one in (*CAST.values(), *others):
         book.add(one)

@@ -21,7 +21,7 @@ def model(layers: int = 8, *, trained: int = 4096) -> ModelLayers:
 
 
 def long_model(layers: int = 8) -> ModelLayers:
-    """That may have a context which fills the memory of these devices."""
+    """Return a model that may have a context which fills the memory of these devices."""
     return model(layers, trained=1 << 20)
 
 

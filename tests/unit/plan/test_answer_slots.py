@@ -1,4 +1,4 @@
-"""How many answers at once a plan has room for, each with a context of its own."""
+"""Test how many answers at once a plan has room for, each with a context of its own."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ RECURRENT = LayerCache(state=16 * MIB)  # 64 MiB for each answer
 
 
 def keeping(*layers: LayerCache) -> ModelLayers:
-    """Of eight layers, these by turns."""
+    """Return a model of eight layers, these by turns."""
     tiny = model()
     kept = (layers * tiny.count)[: tiny.count]
     return replace(tiny, cache=replace(tiny.cache, layers=kept))

@@ -1,4 +1,4 @@
-"""What a head serves with and why, and what would be better; serve, plan and why say the same."""
+"""Test what a head serves with and why, and what would be better; serve, plan and why say the same."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ def layers_of(split: SplitChoice) -> dict[str, int]:
 
 
 def is_alone(split: SplitChoice) -> bool:
-    """Whether the first reason is that it is fastest on `a` alone."""
+    """Return True if the first reason is that it is fastest on `a` alone."""
     first = split.plan.reasons[0]
     return isinstance(first, SplitComparison) and first.chosen.nodes == ("a",)
 

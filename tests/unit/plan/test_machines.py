@@ -1,4 +1,4 @@
-"""What machines share, lend and give back, and layers that are given by node."""
+"""Test what machines share, lend and give back, and layers that are given by node."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,7 +100,7 @@ def test_without_ranges_nothing_is_changed() -> None:
 
 
 def half_taken() -> Machines:
-    """Of 16 GiB 8 are free, on each."""
+    """Return machines with 8 of 16 GiB free, on each."""
     there = machines([offer("a", 16), offer("b", 16)], {})
     halves = tuple(
         replace(
@@ -182,7 +182,7 @@ def used(plan: Plan) -> list[str]:
 
 
 def shares_a_card(plan: Plan) -> bool:
-    """Whether a device is left out because its card is another's as well."""
+    """Return True if a device is left out because its card is another's as well."""
     return any(isinstance(one.why, SameCard) for one in plan.left_out)
 
 

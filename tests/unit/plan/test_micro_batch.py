@@ -1,4 +1,4 @@
-"""How much of a prompt is computed at once, and what a plan makes of it."""
+"""Test how much of a prompt is computed at once, and what a plan makes of it."""
 
 from dataclasses import replace
 
@@ -156,7 +156,7 @@ def plan(options: HeadOptions = OPTIONS, *, workers: int = 2, of: ModelLayers | 
 
 
 def windowed() -> ModelLayers:
-    """Of eight layers six look back 64 tokens."""
+    """Return a model of eight layers, of which six look back 64 tokens."""
     extra = {"gemma3.attention.sliding_window": 64, "gemma3.attention.sliding_window_pattern": 4}
     return read_layers([parse(gguf(*language_model(architecture="gemma3", layers=8, extra=extra)))], name="w")
 

@@ -142,7 +142,7 @@ def in_cards_of_their_own(item: NodeOffer) -> NodeOffer:
 
 @pytest.mark.parametrize("many", ["a-many", "z-many"])
 def test_a_node_with_many_devices_pushes_no_other_out(many: str) -> None:
-    """Of a model with fewer layers than devices, or of more devices than llama.cpp takes."""
+    """Test a model with fewer layers than devices, or more devices than llama.cpp takes."""
     offers = [
         node_offer(many, *(gpu(name=f"D{number}") for number in range(15))),
         node_offer("honest", cpu()),

@@ -1,4 +1,4 @@
-"""What a split will do: each part of the law of prediction.py, by itself."""
+"""Test what a split will do: each part of the law of prediction.py, by itself."""
 
 from collections.abc import Sequence
 from dataclasses import replace

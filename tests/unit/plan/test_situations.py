@@ -1,4 +1,4 @@
-"""What users get in thirty situations does not change without a word: `situations.py --write` says it."""
+"""Test that what users get in thirty situations changes with a word only: `situations.py --write` says it."""
 
 import json
 

@@ -143,7 +143,7 @@ def on_a_plane(names: str, free: float, seed: int) -> Machines:
 
 @pytest.mark.parametrize(("names", "free", "seeds"), [("abcd", 0.95, 12), ("abcde", 0.8, 3)])
 def test_no_order_of_all_that_are_needed_is_clearly_faster(names: str, free: float, seeds: int) -> None:
-    """By their nearest next alone, 16 of 60 such places were more than 5 % slower than the best."""
+    """Test many places: by their nearest next alone 16 of 60 were more than 5 % slower than the best."""
     for seed in range(seeds):
         there = on_a_plane(names, free, seed)
         choice = choose_split(MODEL, WORK, there, OPTIONS)[0]

@@ -1,4 +1,4 @@
-"""What stands after dashes: refused, read into the shape of the context, or passed on; and draft models."""
+"""Test what stands after dashes: refused, read into the shape of the context, or passed on; draft models."""
 
 import pytest
 from hypothesis import given

@@ -15,7 +15,7 @@ Answer = Callable[[bytes], list[bytes]]
 
 @dataclass(slots=True)
 class Table:
-    """What a router knows: (proto, internal port) to (external port, lifetime, nonce)."""
+    """The mappings of a router: (proto, internal port) to (external port, lifetime, nonce)."""
 
     outside: str = OUTSIDE
     epoch: int = 1000

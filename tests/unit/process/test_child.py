@@ -1,4 +1,4 @@
-"""How the end of a child is told."""
+"""Test how the end of a child is told."""
 
 import signal
 

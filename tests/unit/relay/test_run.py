@@ -1,4 +1,4 @@
-"""What `meshd relay` makes of its options and of the machine it finds."""
+"""Test what `meshd relay` makes of its options and of the machine it finds."""
 
 from pathlib import Path
 

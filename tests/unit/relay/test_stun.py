@@ -74,7 +74,7 @@ async def test_four_sockets_make_a_server_by_rfc_5780() -> None:
 
 
 def took(counts: Counter[str], requests: int) -> bool:
-    """Whether the port has answered or refused so many requests."""
+    """Return True if the port has answered or refused so many requests."""
     return counts["stun_answers"] + counts["stun_refused"] == requests
 
 

@@ -416,7 +416,7 @@ def kept_in(home: Home, bans: RevocationSet | None = None) -> KeptBook:
 
 
 def known(home: Home) -> set[PeerId]:
-    """By a node that starts anew."""
+    """Return what a node that starts anew knows."""
     return set(kept_in(home).book.peers())
 
 

@@ -1,4 +1,4 @@
-"""How a node comes into a mesh: what is tried when, what a failure means, and what is kept."""
+"""Test how a node comes into a mesh: what is tried when, what a failure means, and what is kept."""
 
 import asyncio
 import itertools
@@ -333,7 +333,7 @@ def test_a_udp_port_is_where_the_tcp_port_is_of_hosts_only() -> None:
 
 
 class Learned:
-    """What a node that has joined keeps."""
+    """The things that a node that has joined keeps."""
 
     def __init__(self, folder: Path) -> None:
         self.home = Home(folder / "home")

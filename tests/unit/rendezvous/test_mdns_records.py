@@ -1,4 +1,4 @@
-"""What a node says by mDNS: members recognise it, strangers learn nothing, hostile records are refused."""
+"""Test what a node says by mDNS: members know it, strangers learn nothing, hostile records are refused."""
 
 from collections.abc import Sequence
 

@@ -126,7 +126,7 @@ class MeshTalk:
         self.hear(allocated())
 
     def say(self, data: bytes) -> bytes:
-        """What of it goes on."""
+        """Return the part of `data` that goes on."""
         return bytes(self.view.from_peer(data))
 
     def hear(self, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What reading along costs, in processor time: `python -m tests.unit.rpc.reading_cost`.
+"""Measure the processor time of reading along: `python -m tests.unit.rpc.reading_cost`.
 
 The figures of meshd/rpc/frames.py come from here.
 """

@@ -1,4 +1,4 @@
-"""What a head's daemon reads of its llama-server's connection: weights by content, and the neighbours."""
+"""Test what a head's daemon reads of its llama-server's connection: weights by content, the neighbours."""
 
 import pytest
 from hypothesis import given
@@ -111,7 +111,7 @@ OTHER = bytes(reversed(HASH))
 
 
 class Lacking(View):
-    """Of a head that lacks the tensor with this hash."""
+    """A head that lacks the tensor with this hash."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Lacking(View):
 
 
 def load(*entries: tuple[bytes, int], identity: int = 4) -> bytes:
-    """Of 16 bytes each: hash, and place in the buffer."""
+    """Return a load of tensors of 16 bytes each: hash, and place in the buffer."""
     return talk.load(
         *(talk.load_entry(size=16, offset=offset, digest=digest) for digest, offset in entries),
         identity=identity,

@@ -1,4 +1,4 @@
-"""What a worker's daemon reads of a head's connection: all passes, memory and computations are seen."""
+"""Test what a worker's daemon reads of a head's connection: all passes, memory and computations are seen."""
 
 from collections.abc import Callable
 

@@ -16,7 +16,7 @@ from tests.gguf_bytes import parse
 
 @cache
 def hashes_of(data: bytes) -> tuple[bytes, ...]:
-    """Of all tensors of a model."""
+    """Return the hashes of all tensors of a model."""
     tensors = parse(data).tensors
     return tuple(blake3(data[one.offset : one.offset + one.size]).digest() for one in tensors)
 

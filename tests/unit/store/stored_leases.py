@@ -63,7 +63,7 @@ async def keeps(store: DiskContentStore, *tensors: bytes, peer: str = "peer") ->
 
 
 def held(it: LeaseCache) -> set[bytes]:
-    """What its index names, read through its descriptors."""
+    """Return what its index names, read through its descriptors."""
     found = set()
     for tensor in it.index.tensors:
         data = os.pread(it.descriptors[tensor.file], tensor.size, tensor.offset)

@@ -28,7 +28,7 @@ DATA = bytes(range(256)) * 5000
 
 
 class Upper(Unwatched):
-    """What it sees can be seen."""
+    """An upper side whose calls can be seen."""
 
     def to_peer(self, data: bytes | memoryview) -> bytes:
         return bytes(data).upper()

@@ -147,7 +147,7 @@ class Both:
         self.far.expose(name, host="127.0.0.1", port=self.port, peers=peers or [WORKER.peer])
 
     async def ask(self, listen: str, data: bytes = b"hello") -> bytes:
-        """What the service answers; empty when the connection is reset."""
+        """Return what the service answers; empty when the connection is reset."""
         host, _, port = listen.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:

@@ -1,4 +1,4 @@
-"""What a node says of its devices is hostile until it is read: numbers, names, words of a program."""
+"""Test that what a node says of its devices is hostile until read: numbers, names, words of a program."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What may be dialled for whom: the rules one by one, and what holds whatever a member names."""
+"""Test what may be dialled for whom: the rules one by one, and what holds whatever a member names."""
 
 import ipaddress
 from collections.abc import Sequence

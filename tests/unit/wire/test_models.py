@@ -1,4 +1,4 @@
-"""What members say of their models is hostile until it is read."""
+"""Test that what members say of their models is hostile until it is read."""
 
 import msgpack
 import pytest

@@ -21,7 +21,7 @@ LEASE = b"a lease of theirs"[:16]
 
 
 class Server:
-    """What the mesh-server of a lease finds at its descriptors."""
+    """A lease's mesh-server, which finds this at its descriptors."""
 
     def __init__(self, child: StubChild) -> None:
         assert child.spec is not None
@@ -35,7 +35,7 @@ class Server:
         return socket.socket(fileno=os.dup(int(self.argv[self.argv.index(option) + 1])))
 
     def hears(self) -> bytes:
-        """What its head has said since; empty at the end as well."""
+        """Return what its head has said since; empty at the end as well."""
         try:
             return self.head.recv(1 << 16)
         except BlockingIOError:

@@ -99,7 +99,7 @@ async def test_a_lease_that_is_not_made_leaves_no_lease_cache(tmp_path: Path, st
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """What is logged during the test."""
+    """Return the log of the test."""
     stream = io.StringIO()
     log.set_up(level="info", stream=stream)
     yield stream

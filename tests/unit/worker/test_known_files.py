@@ -1,4 +1,4 @@
-"""What a worker says of tensors that somebody else names, without a lease."""
+"""Test what a worker says of tensors that somebody else names, without a lease."""
 
 import asyncio
 import contextlib
@@ -116,7 +116,7 @@ async def with_library(
 
 
 async def taken(known: KnownFiles, *digests: bytes) -> Weights | None:
-    """What a lease for these tensors gets."""
+    """Return what a lease for these tensors gets."""
 
     async def on_progress(text: str) -> None:
         pass

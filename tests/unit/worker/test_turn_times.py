@@ -1,4 +1,4 @@
-"""How long a mesh-server computes, from the messages that pass its daemon."""
+"""Test how long a mesh-server computes, from the messages that pass its daemon."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,7 +114,7 @@ def test_a_worker_in_the_middle_of_a_pipeline_is_busy_with_one_micro_batch_after
 
 
 def micro_batches(*arrivals: float) -> Clock:
-    """Of one prompt, at the last worker: what it needs of each has arrived, and one result is asked for."""
+    """Return the clock of one prompt at the last worker, which has all it needs and is asked once."""
     it = Clock()
     it.asked(0.0, *[wire.TAKE, wire.COMPUTE] * len(arrivals), wire.READ)
     for now in arrivals:

@@ -1,4 +1,4 @@
-"""What llama-server answers to a chat, for the tests of dialects: streams, whole and hostile answers."""
+"""Answer chats as llama-server does, for the tests of dialects: streams, whole and hostile answers."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def streamed(answering: Answering, *events: bytes) -> list[dict[str, Any]]:
 
 
 def events_in(stream: bytes) -> list[dict[str, Any]]:
-    """Of a stream in which each event has a name, which is its type."""
+    """Return the events of a stream in which each has a name, which is its type."""
     found = []
     for block in stream.decode().split("\n\n")[:-1]:
         name, data = re.fullmatch(r"event: (\S+)\ndata: (.*)", block, re.DOTALL).groups()  # type: ignore[union-attr]

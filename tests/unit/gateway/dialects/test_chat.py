@@ -132,7 +132,7 @@ def test_a_failure_is_one_event_whatever_the_message(message: str) -> None:
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many letters each call of `joined` was given."""
+    """Return how many letters each call of `joined` was given."""
     given: list[int] = []
     joined = chat.joined
 

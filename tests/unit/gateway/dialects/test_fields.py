@@ -55,7 +55,7 @@ class Read(dict[str, object]):
         self._names = names
 
     def get(self, name: str, otherwise: object = None) -> object:
-        """See dict."""
+        """Note the name, and return what dict does."""
         self._names.add(name)
         return super().get(name, otherwise)
 

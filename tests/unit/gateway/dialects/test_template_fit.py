@@ -188,7 +188,7 @@ def test_a_schema_that_a_template_cannot_read_is_the_choice_of_one_that_it_can(
 
 
 def written(question: bytes, lacking: str) -> str:
-    """What a template that lacks this writes."""
+    """Return what a template that lacks this writes."""
     asked = json.loads(question)
     messages = asked["messages"]
     roles = [one["role"] for one in messages]

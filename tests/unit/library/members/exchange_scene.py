@@ -103,7 +103,7 @@ def taken(pull: ModelPull) -> dict[str, int]:
 
 
 async def failed(pull: ModelPull) -> MeshdError:
-    """How a pull that must not succeed ended."""
+    """Return how a pull that must not succeed ended."""
     try:
         await pull.run()
     except MeshdError as error:

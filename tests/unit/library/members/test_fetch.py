@@ -26,7 +26,7 @@ Give = Callable[[Stream], Awaitable[None]]
 
 
 class Fetch:
-    """What one fetch has asked for and got; `holders` by name."""
+    """The pieces that one fetch has asked for and got; `holders` by name."""
 
     def __init__(self, it: Scene, *, pace: TokenBucket | None = None) -> None:
         self.plan = PiecePlan(INDEX)
@@ -86,7 +86,7 @@ async def drips(stream: Stream) -> None:
 
 
 def seconds_of(main: Callable[[], Awaitable[None]]) -> float:
-    """How long it takes."""
+    """Return how long it takes."""
 
     async def timed() -> float:
         began = asyncio.get_running_loop().time()

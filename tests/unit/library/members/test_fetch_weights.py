@@ -41,7 +41,7 @@ class Taker:
         return MemberWeights(self.it.taker, PieceCache.below(cache))
 
     async def needs(self, *names: str) -> Needs:
-        """Of the head's file: the tensors whose names begin so, or all of them."""
+        """Return what the head's file needs: the tensors whose names begin so, or all of them."""
         index = await self.file.index()
         rows = [row for row in index.tensors if not names or row.name.startswith(names)]
         tensors = [NeededTensor(row.file, row.kind, row.offset, row.size, row.digest) for row in rows]
@@ -57,7 +57,7 @@ class Taker:
 
 
 def content() -> bytes:
-    """Of the file of `big`."""
+    """Return the content of the file of `big`."""
     index: PieceIndex
     _, index = lies_about(big())
     return index.content

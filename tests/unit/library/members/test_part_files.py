@@ -149,7 +149,7 @@ def test_its_folders_are_this_users_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_files_of_another_kind_are_apart_and_have_holes(tmp_path: Path) -> None:
-    """Those of a header begin nowhere among those of the whole model, and lack what nobody wanted."""
+    """Test that a header's files begin apart from the whole model's, and lack what nobody wanted."""
     whole = opened(tmp_path)
     names = ("m-1.header", "m-2.header")
     files = PartFiles(tmp_path, INDEX, names, kind="header")

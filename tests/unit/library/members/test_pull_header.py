@@ -131,7 +131,7 @@ async def test_hashes_that_do_not_give_the_fingerprint_are_a_lie(tmp_path: Path,
 
 
 async def test_a_fingerprint_of_lies_about_what_comes(tmp_path: Path) -> None:
-    """What is here is compared, though the hashes give the fingerprint that was told."""
+    """Test that what is here is compared, though the hashes give the fingerprint that was told."""
     async with scene(tmp_path) as it:
         lies = lying(large(), about="token_embd")
         told = bytes.fromhex(fingerprint([parse(large())], [lies]))

@@ -1,4 +1,4 @@
-"""What a name or digits of a fingerprint may mean, whatever members say, now and after a pull."""
+"""Test what a name or digits of a fingerprint may mean, whatever members say, now and after a pull."""
 
 from dataclasses import replace
 from functools import cache
@@ -36,7 +36,7 @@ def pull_by(it: Scene, name: str, *, header: bool) -> ModelPull:
 
 
 def found_by(folder: Path, name: str) -> list[tuple[Path, ...]]:
-    """What this machine has by that name from now on."""
+    """Return what this machine has by that name from now on."""
     return found_in(stores_of(folder), name)
 
 

@@ -106,5 +106,5 @@ async def test_one_member_alone_cannot_say_that_a_name_means_a_model_of_this_mac
 
 @pytest.mark.parametrize("text", ["glm", "glm.gguf", "GLM.GGUF", "qwen3.gguf", "hf:me/Big-GGUF:Q8_0"])
 def test_what_is_compared_with_the_hub_is_never_a_file_of_the_user(text: str) -> None:
-    """What differs from the hub's file is removed."""
+    """Test which names are never compared with the hub, for what differs from its file is removed."""
     assert not may_be_elsewhere(parse_model_name(text))

@@ -1,4 +1,4 @@
-"""What the engine does otherwise than its library: credit, sizes of datagrams, strangers."""
+"""Test what the engine does otherwise than its library: credit, sizes of datagrams, strangers."""
 
 import random
 from collections import Counter
@@ -322,7 +322,7 @@ def test_what_is_no_greeting_makes_no_connection() -> None:
 
 
 def test_the_library_is_as_we_know_it() -> None:
-    """What the engine replaces or looks at inside the library; a release that renames it shows here."""
+    """Test what the engine replaces or reads inside the library; a release that renames it shows here."""
     engine = Pair().dialler
     for name in ("_write_connection_limits", "_write_stream_limits", "_on_max_stream_data_delivery"):
         assert hasattr(QuicConnection, name)

@@ -117,7 +117,7 @@ async def test_a_connection_through_a_proxy() -> None:
 
 @pytest.mark.parametrize("place", ["169.254.169.254:80", "10.0.0.5:22", "[fd00:ec2::254]:80"])
 async def test_a_proxy_is_not_asked_for_what_may_not_be_dialled(place: str) -> None:
-    """What it reaches need not be in reach of the peer whose record names it."""
+    """Check a place though the peer whose record names it need not reach it, as the proxy does."""
 
     def may_dial(candidates: Sequence[Candidate]) -> Sequence[Dialable]:
         return dialable(

@@ -49,7 +49,7 @@ class Crumbs:
 async def meet(
     near: Node, far: Node, *, crumbs: bool = False, binding: bytes = BINDING
 ) -> tuple[Proven | MeshdError, Proven | MeshdError]:
-    """What a dialler and a listener make of each other."""
+    """Return what a dialler and a listener make of each other."""
     here, there = MemoryWire().pipes()
     left: RawPipe = Crumbs(here) if crumbs else here
     right: RawPipe = Crumbs(there) if crumbs else there

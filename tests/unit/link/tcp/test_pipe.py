@@ -154,7 +154,7 @@ async def test_the_buffer_is_given_back_when_little_comes_for_long() -> None:
 
 
 async def diverted(*sizes: int) -> list[bytes | memoryview]:
-    """What a taker that keeps everything gets of messages of these sizes, each of another letter."""
+    """Return what a taker that keeps everything gets of messages of these sizes, each of another letter."""
     pipe, _, other = await secured()
     pipe.widen()
     kept: list[bytes | memoryview] = []

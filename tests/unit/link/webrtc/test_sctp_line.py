@@ -1,4 +1,4 @@
-"""How well an association fills a line of 100 Mbit/s, on a clock of its own: no machine is too slow."""
+"""Test how well an association fills a line of 100 Mbit/s, on a clock of its own: no machine is too slow."""
 
 import heapq
 
