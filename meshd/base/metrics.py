@@ -20,7 +20,19 @@ MOST_LABEL_LETTERS = 64
 OTHERS = "(others)"
 Key = TypeVar("Key", bound=str | tuple[str, ...])
 """The value of the one label, or those of all."""
-__all__ = ["CollectorRegistry", "Counter", "Histogram", "Metric", "exposition"]
+__all__ = [
+    "MOST_LABEL_LETTERS",
+    "OTHERS",
+    "CollectorRegistry",
+    "Counter",
+    "FewNames",
+    "Histogram",
+    "Metric",
+    "counter",
+    "exposition",
+    "gauge",
+    "label",
+]
 
 
 def label(text: str) -> str:

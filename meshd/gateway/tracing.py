@@ -54,10 +54,10 @@ class Phase:
     is_computed: bool = False
 
 
-def phases(meter: AnswerMeter, ended: float) -> Iterator[Phase]:
-    """Yield the parts of an answer's life as far as it came."""
+def phases(meter: AnswerMeter, over: float) -> Iterator[Phase]:
+    """Yield the parts of an answer's life as far as it came; it was `over` at that moment."""
     # The waits.
-    begin = meter.turn or ended
+    begin = meter.turn or over
     yield Phase("queue", meter.entered, begin)
     if meter.ready is not None and meter.ready - begin > LEAST_WAIT_SECONDS:
         yield Phase("model", begin, meter.ready)
@@ -66,19 +66,19 @@ def phases(meter: AnswerMeter, ended: float) -> Iterator[Phase]:
     # The computing. Of an answer that is no stream, llama-server tells at its end when the first token was.
     timings, first = meter.timings, meter.first
     if first is None and timings is not None and timings.generated_tokens:
-        first = ended - timings.generated_seconds
-    first = None if first is None else min(max(first, meter.sent), ended)
+        first = over - timings.generated_seconds
+    first = None if first is None else min(max(first, meter.sent), over)
     told: dict[str, _Value] = {}
     if meter.prompt is not None:
         told["gen_ai.usage.input_tokens"] = meter.prompt
     if meter.cached is not None:
         told["meshd.cached_tokens"] = meter.cached
-    yield Phase(PROMPT, meter.sent, ended if first is None else first, told, is_computed=True)
+    yield Phase(PROMPT, meter.sent, over if first is None else first, told, is_computed=True)
     if first is not None:
         told = {"gen_ai.usage.output_tokens": meter.generated}
         if timings is not None and timings.drafted:
             told |= {"meshd.drafted_tokens": timings.drafted, "meshd.accepted_tokens": timings.accepted}
-        yield Phase(TOKENS, first, ended, told, is_computed=True)
+        yield Phase(TOKENS, first, over, told, is_computed=True)
 
 
 @dataclass(frozen=True, slots=True)

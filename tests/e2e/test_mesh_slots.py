@@ -34,7 +34,7 @@ async def until(api: Api, state: str, expected: int) -> None:
     def count() -> str:
         connection = api.open()
         try:
-            connection.request("GET", "/metrics")
+            connection.request("GET", "/metrics?model=any")
             lines = connection.getresponse().read().decode().splitlines()
         finally:
             connection.close()
