@@ -462,7 +462,8 @@ def set_up(
     take_over(_library_said)
     logging.getLogger("asyncio").addFilter(_worth_a_line)  # the same one again is no second filter
     logging.getLogger("quic").setLevel(logging.CRITICAL)  # aioquic's: what strangers send is not worth a line
-    logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)  # it quotes headers: keys
+    for quotes_headers in ("opentelemetry.util.re", "opentelemetry.trace.span"):  # keys, what clients send
+        logging.getLogger(quotes_headers).setLevel(logging.CRITICAL)
     # Open the sinks.
     if _file is not None:
         _file.close()

@@ -56,6 +56,7 @@ class MetricsPort:
         self._sock = sock
         self._exposition = exposition
         self._readers: set[_Reader] = set()
+        self._answered: set[_Reader] = set()  # those whose reply is being made
         self._owner: Owner | None = None
 
     @property
@@ -93,8 +94,9 @@ class MetricsPort:
         return True
 
     def leave(self, reader: "_Reader") -> None:
-        """Forget a reader."""
-        self._readers.discard(reader)
+        """Forget a reader, but one whose reply is being made keeps its place until it is."""
+        if reader not in self._answered:
+            self._readers.discard(reader)
 
     def answer(self, reader: "_Reader", *, head_only: bool) -> None:
         """Begin to answer a request."""
@@ -102,7 +104,13 @@ class MetricsPort:
             self._owner.start_for("local client", self._reply(reader, head_only), name="metrics")
 
     async def _reply(self, reader: "_Reader", head_only: bool) -> None:
-        body = (await self._exposition()).encode()
+        self._answered.add(reader)
+        try:
+            body = (await self._exposition()).encode()
+        finally:
+            self._answered.discard(reader)
+            if reader.is_gone:
+                self._readers.discard(reader)
         reader.reply("200 OK", body, CONTENT_TYPE, head_only=head_only)
 
 
@@ -113,6 +121,7 @@ class _Reader(asyncio.Protocol):
         self._port = port
         self._request = b""
         self._is_answered = False
+        self.is_gone = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,6 +169,7 @@ class _Reader(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the reader."""
+        self.is_gone = True
         self._port.leave(self)
 
     def abort(self) -> None:

@@ -100,6 +100,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 TUNNELS_BLOB = "tunnels"
+DRAIN_SECONDS = 30.0  # after which a drain that nobody asks for any more is lifted
 LOG = log.get("tunnel")
 _STATM = Path("/proc/self/statm")
 
@@ -320,6 +321,8 @@ class DaemonControl(TunnelAnswers):
         self._pausing = pausing
         self._models = models
         self._storage = storage
+        self._exposing = asyncio.Lock()
+        self._lifts_drain: asyncio.TimerHandle | None = None
         self._began = asyncio.get_running_loop().time()
 
     async def answer(self, request: Request[R]) -> R:
@@ -400,16 +403,18 @@ class DaemonControl(TunnelAnswers):
 
     async def exposition(self, *, of_keys: bool) -> str:
         """Return all metrics in Prometheus's text format; `of_keys`: also the use of each API key."""
-        status, gateway = await self.status(StatusRequest()), self._gateway()
 
-        def written() -> str:
+        def written(status: Status, gateway: "Gateway | None") -> str:
             from meshd.base.metrics import exposition  # megabytes, which few workers need
             from meshd.daemon.metrics import node_metrics
 
             requests = gateway.collect() if gateway is not None else ()
             return exposition(node_metrics(status, of_keys=of_keys), requests)
 
-        return await in_thread(written)  # it takes some milliseconds, in which tokens pass this loop
+        async with self._exposing:  # many readers keep no more than one thread busy
+            status, gateway = await self.status(StatusRequest()), self._gateway()
+            # it takes some milliseconds, in which tokens pass this loop
+            return await in_thread(functools.partial(written, status, gateway))
 
     @MetricsRequest.answer
     async def metrics(self, request: MetricsRequest) -> MetricsReply:
@@ -509,13 +514,22 @@ class DaemonControl(TunnelAnswers):
 
     @DrainRequest.answer
     async def drain(self, request: DrainRequest) -> DrainReply:
-        self._pausing.drain(on=request.on)
+        self._drain(on=request.on)
         gateway, built = self._gateway(), self._built()
-        if gateway is not None:
-            gateway.drains = request.on
         # A head's llama-server runs on without requests; a worker's mesh-server is a lease.
         leases = len(built.role.status.children) if built.pause is not None else 0
         return DrainReply(requests=gateway.under_way if gateway is not None else 0, leases=leases)
+
+    def _drain(self, *, on: bool) -> None:
+        if self._lifts_drain is not None:
+            self._lifts_drain.cancel()
+            self._lifts_drain = None
+        if on:  # whoever waits asks again all the time, and may be killed
+            loop = asyncio.get_running_loop()
+            self._lifts_drain = loop.call_later(DRAIN_SECONDS, functools.partial(self._drain, on=False))
+        self._pausing.drain(on=on)
+        if (gateway := self._gateway()) is not None:
+            gateway.drains = on
 
     @MemberModelsRequest.answer
     async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:

@@ -49,7 +49,7 @@ _OF_OTHERS = frozenset(
 )
 # Folders of the cache, and how names of files begin or end there that somebody was writing.
 _LEFT = (
-    *(("downloads", "part-*"), ("models", "*.part")),
+    ("downloads", "part-" + "[a-z0-9_]" * 8),  # of mkdtemp, in build/fetch.py
     *((folder, f"{NEW_PREFIX}*") for folder in ("", "weights", "tensors", "pieces")),
 )
 

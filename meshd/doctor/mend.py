@@ -16,7 +16,7 @@ from meshd.base.units import in_number
 from meshd.config.tree import Paths
 from meshd.doctor.folders import left_downloads, left_files, stale_sockets
 from meshd.doctor.kinds import Finding, Kind
-from meshd.identity.keystore import Home
+from meshd.identity.keystore import IDENTITY, Home
 
 _KEPT_RESULTS = ("device-trials", "native-choice", "native-checks")  # of the cache
 
@@ -47,8 +47,15 @@ def mend(findings: Sequence[Finding], paths: Paths, now: float) -> list[Mended]:
     return done
 
 
-def _close_folder(path: Path, _paths: Paths, _now: float) -> str:
+def _close_home(path: Path, paths: Paths, _now: float) -> str:
+    _check_home(paths)
     return _limit(path, 0o700)
+
+
+def _check_home(paths: Paths) -> None:
+    """Raise UserError if the home has no key of a node: it may be a folder of something else."""
+    if not (paths.home / IDENTITY).exists():
+        raise UserError(f"`{paths.home}` holds no node of meshd", hint="check `MESHD_HOME`, which names it")
 
 
 def _close_cache(path: Path, _paths: Paths, _now: float) -> str:
@@ -93,6 +100,7 @@ def _remove_socket(path: Path, paths: Paths, _now: float) -> str:
 
 
 def _remove_left_files(path: Path, paths: Paths, now: float) -> str:
+    _check_home(paths)
     with Home(paths.home).lock():  # which removes some of them itself
         left = left_files(path, now)
         for file in left:
@@ -120,7 +128,7 @@ def _forget_trials(_path: Path, paths: Paths, _now: float) -> str:
 _MENDERS: Mapping[str, Callable[[Path, Paths, float], str]] = {
     kind.code: how
     for how, kinds in (
-        (_close_folder, (Kind.HOME_READABLE, Kind.HOME_CHANGEABLE)),
+        (_close_home, (Kind.HOME_READABLE, Kind.HOME_CHANGEABLE)),
         (_close_cache, (Kind.CACHE_CHANGEABLE,)),
         (_close_file, (Kind.STATE_READABLE, Kind.KEYS_READABLE, Kind.SETTINGS_READABLE)),
         (_remove_socket, (Kind.SOCKET_STALE,)),

@@ -42,6 +42,7 @@ _RESERVED = {
         ("use `--tensor-split` of meshd, before `--`", "-ts --tensor-split"),
         ("use `--load-mode` of meshd, before `--`", "-lm --load-mode"),
         ("use `--api-key-file FILE` of meshd", "--api-key --api-key-file"),
+        ("put the token into HF_TOKEN: other users can read a command line", "-hft --hf-token"),
         ("meshd's API is in front of llama-server", "--api-prefix"),
         (
             "meshd's API is in front of llama-server: put a TLS proxy in front of that",

@@ -293,8 +293,8 @@ def _cache_to_write_to(machine: Machine) -> None:
 
 @breaks(Kind.DOWNLOADS_LEFT)
 def _half_a_download(machine: Machine) -> None:
-    machine.file("cache/downloads/part-abc/model.whl", "half of it")
-    os.utime(machine.cache / "downloads/part-abc", (LONG_AGO, LONG_AGO))
+    machine.file("cache/downloads/part-abc12_de/model.whl", "half of it")
+    os.utime(machine.cache / "downloads/part-abc12_de", (LONG_AGO, LONG_AGO))
 
 
 # -- llama.cpp

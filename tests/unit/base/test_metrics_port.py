@@ -19,6 +19,8 @@ from meshd.base.metrics_port import (
 )
 from meshd.base.tasks import Owner
 
+from tests.conformance.run import until
+
 SETTING = "`--here 127.0.0.1:1`"
 
 
@@ -82,6 +84,34 @@ async def test_what_is_refused_gets_no_metrics(asked: bytes, status: bytes) -> N
     async with _served() as port:
         said = await _said(port, asked)
     assert said.split()[1] == status and b"meshd_up" not in said
+
+
+async def test_readers_that_hang_up_make_no_more_replies_than_there_are_places() -> None:
+    asked, most, go_on = 0, 0, asyncio.Event()
+
+    async def slow() -> str:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        await go_on.wait()
+        asked -= 1
+        return await _text()
+
+    port = MetricsPort(listen_for_scrapers("127.0.0.1", 0, setting=SETTING), slow)
+    number = int(port.url.rpartition(":")[2].partition("/")[0])
+    async with Owner() as owner:
+        owner.start(port.serve(), name="metrics")
+        for _ in range(3 * MAX_READERS):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", number)
+            writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await asyncio.sleep(0.01)
+            writer.transport.abort()
+        assert most == MAX_READERS
+        # Their places are free once the replies are made.
+        go_on.set()
+        await until(lambda: asked == 0)
+        assert b"meshd_up" in await _said(port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        owner.cancel()
 
 
 async def test_an_endless_request_is_cut_off() -> None:

@@ -1,9 +1,14 @@
 """A pause outlives the daemon, and is told to the mesh."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from meshd.admin.api import DrainRequest
 from meshd.base.errors import UserError
+from meshd.daemon import control
 from meshd.daemon.control import Pausing
 from meshd.daemon.member_node import was_paused
 from meshd.identity.keystore import Home
@@ -76,3 +81,39 @@ def test_a_drain_changes_nothing_for_a_paused_node_or_one_that_lends_nothing(tmp
         pausing.drain(on=True)
         pausing.drain(on=False)
     assert pause.is_on and was_paused(home) and member.told == [True]
+
+
+async def test_a_drain_that_nobody_asks_for_any_more_is_lifted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when `meshd service restart` is killed while it waits."""
+    monkeypatch.setattr(control, "DRAIN_SECONDS", 0.2)
+    member, gateway = Member(), SimpleNamespace(drains=False, under_way=3)
+    fakes: Any = SimpleNamespace(mesh=None)
+    unused: Any = None
+    built: Any = SimpleNamespace(pause=None)
+    answers = control.DaemonControl(
+        fakes,
+        Home(tmp_path),
+        built=lambda: built,
+        planning=unused,
+        gateway=lambda: cast("Any", gateway),
+        stop=unused,
+        tunnels=unused,
+        pausing=Pausing(Home(tmp_path), member, Pause()),
+        models=unused,
+        storage=unused,
+    )
+    for _ in range(3):  # asked for again and again, it lasts
+        assert (await answers.drain(DrainRequest())).requests == 3
+        await asyncio.sleep(0.1)
+        assert gateway.drains
+    await asyncio.sleep(0.3)
+    assert not gateway.drains
+    assert member.told[-1] is False
+    # Taken back, it is not lifted a second time.
+    await answers.drain(DrainRequest())
+    await answers.drain(DrainRequest(on=False))
+    count = len(member.told)
+    await asyncio.sleep(0.3)
+    assert len(member.told) == count
