@@ -23,7 +23,7 @@ _LABEL_WIDTH = 14
 
 
 class Doctor:
-    """Diagnose this machine: what is wrong, what it means, and what to do about it.
+    """Diagnose this machine: what is wrong, what that means, and what to do about it.
 
     Checks the installation, the settings, home and cache, limits and power, the network, llama.cpp and its
     devices, model files, and the running node if there is one.
@@ -34,7 +34,7 @@ class Doctor:
         parser.add_argument(
             "--fix",
             action="store_true",
-            help="first mend what is safe to mend: modes of meshd's own files, and what killed nodes left",
+            help="first repair what is safe to repair: modes of meshd's own files, leftovers of killed nodes",
         )
         parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
         add_config_file(parser)
@@ -56,7 +56,7 @@ class Doctor:
             out.json({"findings": [_fields(found) for found in findings], "fixed": fixed})
         else:
             for one in mended:
-                text = one.did or f"{one.finding.what}, and could not be mended: {one.failed}"
+                text = one.did or f"{one.finding.what}, and could not be fixed: {one.failed}"
                 out.finding("fixed" if one.did else "failed", one.finding.name, text)
             for found in findings:
                 _show(found, out)

@@ -81,7 +81,7 @@ VERBS: tuple[Verb, ...] = (
         module="roles",
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", module="roles"),
-    Verb("service", GROUPS[1], "run one of them as a service, which starts at boot", rest=THE_ROLE),
+    Verb("service", GROUPS[1], "run a role as a service, which starts at boot", rest=THE_ROLE),
     Verb("pause", GROUPS[1], "lend nothing until resume", module="stop"),
     Verb("drain", GROUPS[1], "let running requests finish, then lend nothing", module="stop"),
     Verb("resume", GROUPS[1], "lend again after pause or drain", module="stop"),

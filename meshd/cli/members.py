@@ -433,8 +433,8 @@ def _new_identity(out: Output) -> int:
 class Mesh:
     """Back up the mesh's root key, or make this node a second founder with it.
 
-    `export` writes a recovery code. `import` on another node makes that one a founder too: both can invite
-    and ban, and either can be lost. Anyone who has the code controls the mesh.
+    `export` writes a recovery code. `import` makes another node a founder too: both can invite and ban, and
+    the mesh survives the loss of either. Anyone who has the code controls the mesh.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

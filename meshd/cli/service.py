@@ -1,7 +1,8 @@
-"""Run a worker, head, client or relay as a service: it starts by itself, and again after a failure.
+"""Run a worker, head, client or relay as a service: it starts automatically, and again after a failure.
 
-It becomes a systemd unit (Linux) or a launchd agent (macOS). Without --system it is yours, and starts when
-you log in, or at boot after `loginctl enable-linger`. With --system it starts at boot, as the user `meshd`.
+It becomes a systemd unit (Linux) or a launchd agent (macOS). Without --system it is your own service, and
+starts when you log in, or at boot after `loginctl enable-linger`. With --system it starts at boot, as the
+user `meshd`.
 Options of the role go after `--`.
 
 examples:
@@ -62,22 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = {
         "install": "Write the service, and start it now.",
         "uninstall": "Stop the service, and remove it. The node's state stays.",
-        "status": "Show whether it runs, since when, and why it failed. Exits with 1 unless it runs.",
-        "logs": "Show what it has written.",
-        "restart": "Let running requests finish, then restart it, as after an upgrade.",
+        "status": "Show whether the service runs, since when, and why it failed. Exit code 1 unless it runs.",
+        "logs": "Show the output of the service.",
+        "restart": "Let running requests finish, then restart the service, for example after an upgrade.",
     }
     made = {}
     for action, description in about.items():
         made[action] = one = below.add_parser(action, description=description)
         one.add_argument("role", metavar="ROLE", choices=ROLES, help=f"one of {', '.join(ROLES)}")
-        one.add_argument(
-            "--system", action="store_true", help="the service of the system, in place of one of your own"
-        )
+        one.add_argument("--system", action="store_true", help="use the system's service instead of your own")
     made["install"].usage = "meshd service install ROLE [--system] [--join-file FILE] [-- OPTIONS_OF_ROLE...]"
     made["install"].add_argument(
         "--join-file",
         metavar="FILE",
-        help="file with an invite, for the first start; it is deleted when the node has joined",
+        help="file with an invite, for the first start; deleted once the node has joined",
     )
     made["restart"].add_argument(
         "--timeout",
@@ -92,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lines",
         metavar="N",
         default=str(DEFAULT_LINES),
-        help=f"last lines to show (default: {DEFAULT_LINES})",
+        help=f"number of lines to show (default: {DEFAULT_LINES})",
     )
 
 

@@ -399,7 +399,7 @@ def _peer_name(status: NodeStatus, peer: str) -> str:
 class Metrics:
     """Print the metrics of this node in Prometheus's text format.
 
-    Prometheus itself asks the API at `/metrics`, or the address in the setting `node.metrics`.
+    Prometheus can scrape the same metrics from the API at `/metrics`, or from the address in `node.metrics`.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ class GpuKind(Kinds):
     """Every kind of finding about a GPU."""
 
     GPU_UNKNOWN = Wording(
-        "error", "gpu", "{why}", "it is unknown whether this machine has a GPU to use", "{remedy}"
+        "error", "gpu", "{why}", "meshd cannot tell whether this machine has a usable GPU", "{remedy}"
     )
     GPU_COMPILES = Wording(
         "ok",
@@ -63,7 +63,7 @@ class GpuKind(Kinds):
     GPU_DRIVER_CHANGED = Wording(
         "warning",
         "gpu",
-        "NVIDIA's driver was updated and does not fit the running kernel's",
+        "NVIDIA's driver was updated and does not match the running kernel's",
         _NO_GPU,
         "restart the machine",
     )
@@ -86,13 +86,13 @@ class GpuKind(Kinds):
         "warning",
         "gpu",
         "the NVIDIA GPU is too old for CUDA 13: its compute capability is {found}, and {needed} is needed",
-        "Vulkan computes on it, mostly slower than CUDA would",
-        "leave it so; or install toolkit 12.8 and run `meshd native build --backend cuda`",
+        "meshd uses this GPU through Vulkan, mostly slower than CUDA would be",
+        "keep Vulkan; or install toolkit 12.8 and run `meshd native build --backend cuda`",
     )
     GPU_DRIVER_OLD = Wording(
         "warning",
         "gpu",
-        "NVIDIA's driver {driver} is for CUDA {cuda}, and 13.0 is needed",
+        "NVIDIA's driver {driver} supports CUDA {cuda}, and 13.0 is needed",
         "programs with CUDA 13 do not run on this GPU",
         "install driver 580 or later; or install the toolkit of that version and run `meshd native build "
         "--backend cuda`",
@@ -100,7 +100,7 @@ class GpuKind(Kinds):
     GPU_DRIVER_OLD_IN_WSL = Wording(
         "warning",
         "gpu",
-        "NVIDIA's driver on Windows is for CUDA {cuda}, and 13.0 is needed",
+        "NVIDIA's driver on Windows supports CUDA {cuda}, and 13.0 is needed",
         "programs with CUDA 13 do not run on this GPU",
         "install driver 580 or later on Windows; or install the toolkit of that version and run "
         "`meshd native build --backend cuda`",

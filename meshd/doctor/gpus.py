@@ -140,7 +140,7 @@ async def _ask_cuda(run_to_end: RunToEnd, log: Path) -> CudaDriver | None:
     except TimeoutError:
         raise MeshdError(
             f"CUDA's driver does not answer within {LIST_SECONDS:.0f} s",
-            hint="look at the kernel's log (`dmesg`), or restart the machine",
+            hint="check the kernel's log (`dmesg`), or restart the machine",
         ) from None
     return parse_cuda(lines)
 

@@ -91,8 +91,8 @@ class Kind(Kinds):
     LIBRARY_UNFIT = Wording(
         "error",
         "libraries",
-        "the Python library `{library}` is version {installed}, and meshd needs {needed}",
-        "whatever uses it may fail, at any time",
+        "the Python library `{library}` is version {installed}; meshd needs {needed}",
+        "commands that use it may fail at any time",
         REINSTALL,
     )
     WHEEL_UNUSED = Wording(
@@ -105,7 +105,7 @@ class Kind(Kinds):
     TEMPORARY_UNWRITABLE = Wording(
         "error",
         "temporary",
-        "no directory for temporary files can be written",
+        "no directory for temporary files is writable",
         "devices cannot be tried, and builds and downloads fail",
         "free space in `/tmp`, or set TMPDIR to a directory that you can write",
     )
@@ -116,7 +116,7 @@ class Kind(Kinds):
         "error",
         "settings",
         "{why}",
-        "no node starts with these settings; the other checks do without them",
+        "no node starts with these settings; the other checks ignore them",
         "{remedy}",
     )
     VARIABLE_UNKNOWN = Wording(
@@ -263,7 +263,7 @@ class Kind(Kinds):
         "warning",
         "home",
         "{count} temporary files were left in `{path}`",
-        "a node was killed while it wrote; they are of no use",
+        "a node was killed while it wrote them; they are useless",
         "run `meshd doctor --fix`",
     )
 
@@ -280,7 +280,7 @@ class Kind(Kinds):
         "warning",
         "cache",
         "`{path}` is mounted noexec: programs that are built there cannot be started",
-        "`meshd native build` is of no use there",
+        "`meshd native build` is useless there",
         "check how it is mounted, or set MESHD_CACHE to another folder",
     )
     CACHE_CHANGEABLE = Wording(
@@ -294,7 +294,7 @@ class Kind(Kinds):
         "warning",
         "cache",
         "{size} of interrupted downloads were left in `{path}`",
-        "they are not continued, and take space",
+        "these downloads will not continue, and take space",
         "run `meshd doctor --fix`",
     )
 
@@ -318,25 +318,29 @@ class Kind(Kinds):
         "error",
         "backend",
         "{why}",
-        "the program was built for another processor than this machine's",
+        "the program was built for a different processor",
         "{remedy}",
     )
     PROGRAM_OTHER_VERSION = Wording(
-        "error", "backend", "{why}", "meshd's backend and llama.cpp must be of one release", "{remedy}"
+        "error",
+        "backend",
+        "{why}",
+        "meshd's backend and llama.cpp must come from the same release",
+        "{remedy}",
     )
     COMMIT_UNKNOWN = Wording(
         "warning",
         "backend",
-        "`{program}` is llama.cpp {release}; it does not say of which commit",
+        "`{program}` is llama.cpp {release}; it does not report its commit",
         "another commit could compute nonsense, or crash",
-        "it works if it was built of commit {commit}; build it in a clone of llama.cpp to be sure",
+        "it works if it was built from commit {commit}; build it in a clone of llama.cpp to be sure",
     )
     PROCESSOR_OLD = Wording(
         "warning",
         "processor",
         "this processor has no AVX2",
-        "its CPU computes several times slower than a newer one",
-        "lend a GPU, or leave this machine out: `--workers` of `meshd serve` names those to use",
+        "it computes several times slower than a newer processor",
+        "lend a GPU, or leave this machine out: `meshd serve --workers` names the workers to use",
     )
     DEVICE = Wording("ok", "device", "{what}")
     DEVICES_MISSING = Wording(
@@ -369,35 +373,35 @@ class Kind(Kinds):
         "sandbox",
         "native programs are not confined: `node.sandbox` is off",
         "a fault in llama.cpp could reach your files and other processes",
-        "set it to `auto` again if your GPU's driver works that way",
+        "set it to `auto` again if your GPU's driver works in the sandbox",
     )
     SANDBOX_PARTIAL = Wording(
         "warning",
         "sandbox",
         "native programs are {confined} on this system",
         "a fault in llama.cpp could reach your files or other processes",
-        "Linux 5.13 or later with Landlock (`lsm=` of its boot options) and seccomp has both",
+        "use Linux 5.13 or later, with seccomp and Landlock (boot option `lsm=`)",
     )
     SANDBOX_UNTRIED = Wording(
         "warning",
         "sandbox",
         "native programs are not confined",
         "a fault in llama.cpp could reach your files and other processes",
-        "set `node.sandbox` to `on` to try macOS's own; tell us whether your GPU works with it",
+        "set `node.sandbox` to `on` to try macOS's sandbox; tell us whether your GPU works with it",
     )
     MEMORY_LIMIT = Wording("ok", "memory limit", "{limit}, {free} free (`{group}`)")
     MEMORY_SHORT = Wording(
         "warning",
         "memory",
-        "only {free} of memory are free",
-        "a model hardly fits, or the kernel ends programs to make room",
+        "only {free} of memory is free",
+        "models may not fit, or the kernel may kill programs to free memory",
         "close other programs, or raise the memory limit of this container or service",
     )
     MEMORY_RAN_OUT = Wording(
         "warning",
         "memory",
-        "the kernel has ended {count} processes of this container or service, as memory ran out",
-        "llama.cpp may have been among them, which ends the answers that were running",
+        "the kernel has killed {count} processes of this container or service because memory ran out",
+        "if llama.cpp was among them, running requests were interrupted",
         "raise the memory limit of `{group}`, or lend less with `--memory`",
     )
     FILES_LIMIT = Wording(
@@ -418,7 +422,7 @@ class Kind(Kinds):
         "error",
         "clock",
         "this machine's clock is at least {seconds} behind: `{path}` was written in the future",
-        "invites and bans depend on the clock, and other machines may refuse this node's",
+        "invites and bans depend on the clock, and other machines may refuse those of this node",
         "set the clock, for example with `timedatectl set-ntp true`",
     )
     ON_BATTERY = Wording(
@@ -426,7 +430,7 @@ class Kind(Kinds):
         "power",
         "this machine runs on its battery ({percent} %)",
         "it computes slower, and other machines lose it when it goes to sleep",
-        "connect it to power, or run `meshd pause` before you close it",
+        "connect it to power, or run `meshd pause` before you close the lid",
     )
     POWER_SAVING = Wording(
         "warning",
@@ -471,7 +475,7 @@ class Kind(Kinds):
         "network",
         "all traffic to the Internet goes through the VPN `{interface}`",
         "paths between machines get longer, and hole punching may fail",
-        "exclude meshd's port from the VPN, or end it while you share a model",
+        "exclude meshd's port from the VPN, or disconnect the VPN while you share a model",
     )
     PROXY_FOR_LOCAL = Wording(
         "warning",
@@ -493,7 +497,7 @@ class Kind(Kinds):
         "mDNS",
         "another program keeps UDP port 5353 for itself",
         "machines on the same network are not found by mDNS, only by the addresses in invites",
-        "stop that program or let it share the port; `--no-mdns` ends the attempts",
+        "stop that program or let it share the port; `--no-mdns` disables mDNS",
     )
     MULTICAST_MISSING = Wording(
         "warning",
@@ -506,7 +510,7 @@ class Kind(Kinds):
         "warning",
         "firewall",
         "the firewall of this machine drops connections to port {port}",
-        "other machines cannot connect to this one, only the other way round",
+        "other machines cannot connect to this one, but this one can connect to them",
         "allow port {port}, TCP and UDP, for example with `ufw allow {port}` or `firewall-cmd --add-port`",
     )
 
@@ -533,7 +537,7 @@ class Kind(Kinds):
         "warning",
         "model",
         "`{path}`: {problem}",
-        "this worker gets the weights that are missing over the network",
+        "this worker gets the missing weights over the network",
         "download or copy it again, unless that was intended",
     )
     MODEL_DAMAGED = Wording(
@@ -556,7 +560,7 @@ class Kind(Kinds):
         "warning",
         "daemon",
         "the node runs meshd {running}, and this command is {installed}",
-        "meshd was upgraded while the node ran, which still uses the old version",
+        "meshd was upgraded while the node ran, and the node still uses the old version",
         "run `meshd stop`, then start the node again",
     )
 
@@ -567,7 +571,7 @@ class Kind(Kinds):
         "doctor",
         "the check of {what} did not end within {seconds} s",
         "a disk or driver does not answer: often a network file system whose server is gone",
-        "look at the kernel's log (`dmesg`), and at `mount`; restart the machine if nothing helps",
+        "check the kernel's log (`dmesg`) and `mount`; restart the machine if nothing helps",
     )
     CHECK_FAILED = Wording(
         "error",

@@ -72,7 +72,7 @@ def _limit(path: Path, most: int) -> str:
     try:
         about = os.fstat(descriptor)
         if about.st_uid != os.geteuid():
-            raise UserError(f"`{path}` belongs to another user", hint="mend it as that user")
+            raise UserError(f"`{path}` belongs to another user", hint="fix it as that user")
         mode = stat.S_IMODE(about.st_mode)
         if stat.S_ISDIR(about.st_mode) and mode & 0o022:
             _check_content(path)
@@ -122,7 +122,7 @@ def _forget_trials(_path: Path, paths: Paths, _now: float) -> str:
     for name in _KEPT_RESULTS:
         with suppress(FileNotFoundError):
             (paths.cache / name).unlink()
-    return "removed what was known of devices and programs: the next start tries them again"
+    return "removed saved checks of devices and programs: the next start repeats them"
 
 
 _MENDERS: Mapping[str, Callable[[Path, Paths, float], str]] = {

@@ -110,7 +110,7 @@ def _devices(used: TriedBuild) -> Iterator[Finding]:
         if tried.why_unfit:
             yield Kind.DEVICE_UNFIT.found(device=what, why=tried.why_unfit)
         elif tried.device.name in used.slower:
-            yield Kind.DEVICE.found(what=f"{what}: not used, as it is a faster one's card")
+            yield Kind.DEVICE.found(what=f"{what}: not used, as a faster device uses the same card")
         else:
             yield Kind.DEVICE.found(what=f"{what}{_speed(tried.weight_bytes_s)}")
     for device in used.others:

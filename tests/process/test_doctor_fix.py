@@ -90,7 +90,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     target = machine.file("elsewhere", "a key that is long enough\n", 0o644)
     (tmp_path / "keys").symlink_to(target)
     machine.variables["MESHD_API_KEY_FILE"] = str(tmp_path / "keys")
-    assert "could not be mended" in machine.run("--fix").stdout
+    assert "could not be fixed" in machine.run("--fix").stdout
     assert stat.S_IMODE(target.stat().st_mode) == 0o644
 
 
@@ -99,5 +99,5 @@ def test_results_of_trials_are_forgotten_with_a_device_that_fails(tmp_path: Path
     BREAKAGES[Kind.DEVICE_UNFIT].apply(machine)
     kept = machine.file("cache/device-trials", "passed before the driver was changed")
     done = machine.run("--fix")
-    assert "fixed    device       removed what was known of devices and programs" in done.stdout
+    assert "fixed    device       removed saved checks of devices and programs" in done.stdout
     assert done.returncode == 1 and not kept.exists()

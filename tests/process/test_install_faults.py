@@ -57,7 +57,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 def test_1_driver_older_or_newer_than_the_toolkit() -> None:
     older = replace(NVIDIA, module="535.183.01", cuda=CudaDriver(12_020, 0, (86,)))
-    line = "NVIDIA's driver 535.183.01 is for CUDA 12.2, and 13.0 is needed -> install driver 580 or later"
+    line = "NVIDIA's driver 535.183.01 supports CUDA 12.2, and 13.0 is needed -> install driver 580 or later"
     assert told(older).startswith(line)
     newer = replace(NVIDIA, module="640.10", cuda=CudaDriver(14_010, 0, (86,)))
     assert told(newer).startswith("CUDA shows no GPU, although its driver works -> "), (
@@ -100,7 +100,7 @@ def test_4_pascal(kind: int) -> None:
     for backends in (WITH_CUDA, PORTABLE):  # so that nobody is sent to install what will not help
         assert told(pascal, backends).startswith(line)
         assert "-> use Vulkan" in told(pascal, backends)
-        assert "-> leave it so; or" in told(pascal, backends, ("Vulkan0",))
+        assert "-> keep Vulkan; or" in told(pascal, backends, ("Vulkan0",))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(100, "10.0"), (103, "10.3"), (121, "12.1"), (150, "15.0")])
