@@ -2,7 +2,8 @@
 
 systemd names a datagram socket in NOTIFY_SOCKET. Without that variable nothing is sent. Until the service is
 ready each report extends the time that it may take to start; from then on each resets the watchdog. Both come
-from the event loop, so that a daemon whose loop hangs is restarted.
+from the event loop, so that a daemon whose loop hangs is restarted. A start that fails takes at least
+PACE_SECONDS: a limit of starts is for those that crash, not for those that wait for a network or a disk.
 """
 
 import os
@@ -11,6 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Self
 
+PACE_SECONDS = 25
 FINAL_EXIT_CODE = 78  # EX_CONFIG of sysexits.h: units name it in RestartPreventExitStatus
 _REPORT_SECONDS = 10.0
 _START_SECONDS = 60  # by which each report extends the start: far more than a busy loop is late
@@ -37,6 +39,11 @@ class ServiceManager:
     def is_there(self) -> bool:
         """True if a service manager started this process."""
         return bool(self._address)
+
+    @property
+    def is_starting(self) -> bool:
+        """True if a service manager waits for this process to be ready."""
+        return self.is_there and not self._is_ready
 
     def ready(self) -> None:
         """Report that the service is ready."""

@@ -69,7 +69,7 @@ def folder_of_ours(cache: Path, backend: str = "cpu") -> Path:
 
 def not_built(what: str, backend: str = "auto") -> UserError:
     """Return the error that something is missing, and how to get it."""
-    return UserError(what, hint=_without_building(backend) + how_to_build(backend))
+    return UserError(what, hint=_without_building(backend) + how_to_build(backend)).final()
 
 
 def _without_building(backend: str) -> str:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 from meshd import __version__
 from meshd.base.errors import MeshdError, UsageError
 from meshd.base.processes import forbid_core_dumps
-from meshd.base.service_manager import FINAL_EXIT_CODE, service_manager
+from meshd.base.service_manager import FINAL_EXIT_CODE, PACE_SECONDS, service_manager
 from meshd.cli.options import LLAMA_SERVER, THE_ROLE, Arguments, Parser, split_rest, unknown_verb
 from meshd.cli.output import Output, standard
 
@@ -146,9 +147,13 @@ def dispatch(argv: list[str], out: Output) -> int:
         help_of_verb = f"run `meshd {argv[0]} --help` for its options" if argv else ""
         out.error(error.what, error.hint or (help_of_verb if isinstance(error, UsageError) else ""))
         manager = service_manager()
-        manager.failed(error.with_hint)
-        is_final = error.is_final and not isinstance(error, UsageError)  # which has a code of its own
-        return FINAL_EXIT_CODE if manager.is_there and is_final else error.exit_code
+        if manager.is_there:
+            manager.failed(error.with_hint)
+            if error.is_final and not isinstance(error, UsageError):  # which has a code of its own
+                return FINAL_EXIT_CODE
+            if manager.is_starting and not error.is_final:
+                time.sleep(PACE_SECONDS)
+        return error.exit_code
     except SystemExit as leaving:  # how argparse ends after --help
         return leaving.code if isinstance(leaving.code, int) else 0
 

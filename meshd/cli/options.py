@@ -187,9 +187,16 @@ def _add(group: argparse._ActionsContainer, setting: Setting) -> None:
         group.add_argument(option, dest=dest, metavar=metavar, help=text)
 
 
-def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = None) -> LoadedConfig:
+def load_role(
+    args: Arguments,
+    role: str,
+    more: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> LoadedConfig:
     """Load the configuration of a daemon verb from its options, the environment and `--config`. Raises
     UserError.
+
+    `environ`: None for that of this process.
     """
     given: dict[str, object] = {
         setting.name: vars(args)[setting.name]
@@ -199,7 +206,8 @@ def load_role(args: Arguments, role: str, more: Mapping[str, object] | None = No
     note_unknown_variables(standard())
     assigned = _assigned(vars(args).get("set", ()), role)
     options = {**given, **(more or {})}
-    return with_kept_name(load(options=options, assigned=assigned, file=config_file(args), role=role))
+    loaded = load(options=options, assigned=assigned, environ=environ, file=config_file(args), role=role)
+    return with_kept_name(loaded)
 
 
 def _assigned(words: Sequence[str], role: str) -> Mapping[str, str]:

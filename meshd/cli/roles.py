@@ -4,7 +4,7 @@ import argparse
 import gc
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -82,9 +82,9 @@ class RoleVerb(ABC):
         make_screen = node_screen if out.draws_progress and not args.verbose else None
         return import_daemon()(config, self.role, out.line, make_screen)
 
-    def load(self, args: Arguments) -> LoadedConfig:
+    def load(self, args: Arguments, environ: Mapping[str, str] | None = None) -> LoadedConfig:
         """Load the configuration. Raises UserError."""
-        return load_role(args, self.role, {"serve.llama_args": args.rest} if args.rest else {})
+        return load_role(args, self.role, {"serve.llama_args": args.rest} if args.rest else {}, environ)
 
 
 class Worker(RoleVerb):

@@ -15,6 +15,7 @@ examples:
 import argparse
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,12 +49,13 @@ _LOOK_SECONDS = 0.2
 _HIDDEN = ("/home", "/root", "/run/user")  # from services of the system (ProtectHome=)
 _GPU_GROUPS = ("render", "video")  # whose members may use GPUs
 _CARRIED = ("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG")
+_RELAY = "relay"
 _KEEP_INVITE = 'umask 077; mkdir -p "$1" && cat > "$1/join.new" && mv "$1/join.new" "$1/join"'
 _VERBS: Mapping[str, Callable[[], RoleVerb | Relay]] = {
     "worker": Worker,
     "serve": Serve,
     "client": Client,
-    "relay": Relay,
+    _RELAY: Relay,
 }
 
 
@@ -119,11 +121,7 @@ def _absent(args: Arguments, control: ServiceControl) -> UserError:
     other = find_control(args.role, system=not args.system) if sys.platform == "linux" else control
     hint = f"run `meshd service install {args.role}`"
     if other.file.exists():
-        hint = (
-            f"omit --system: `{other.file}` is there"
-            if args.system
-            else f"add --system: `{other.file}` is there"
-        )
+        hint = f"{'omit' if args.system else 'add'} --system: `{other.file}` is there"
     return UserError(f"there is no service `{control.name}`: `{control.file}` does not exist", hint=hint)
 
 
@@ -132,7 +130,8 @@ def _absent(args: Arguments, control: ServiceControl) -> UserError:
 
 def _install(args: Arguments, control: ServiceControl, out: Output) -> int:
     check_user(system=args.system)
-    words = role_words(args.role, args.rest or (), os.environ)
+    carried = {name: value for name in _CARRIED if (value := os.environ.get(name))}
+    words = role_words(args.role, args.rest or (), carried)
     token = _read_invite(args.role, args.join_file)
     home = Path(SYSTEM_STATE, args.role) if args.system else find_home(os.environ)
     service = Service(args.role, [*program(), args.role, *words], _variables(home, system=args.system))
@@ -142,9 +141,9 @@ def _install(args: Arguments, control: ServiceControl, out: Output) -> int:
     if args.system:
         _make_user()
         _check_readable(service.command, program())
+    control.install(text)
     if token:
         _keep_invite(home, token, user=SYSTEM_USER if args.system else None)
-    control.install(text)
     control.start()
     out.line(f"installed  {control.file}")
     state = _watch_start(control, out)
@@ -163,7 +162,9 @@ def program() -> list[str]:
 
 
 def role_words(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the options of a role, checked, with absolute paths. Raises UserError, UsageError."""
+    """Return the options of a role, checked, with absolute paths; `environ` is the service's. Raises
+    UserError.
+    """
     verb = _VERBS[role]()
     parser = Parser(prog=f"meshd {role}")
     verb.add_arguments(parser)
@@ -174,7 +175,7 @@ def role_words(role: str, argv: Sequence[str], environ: Mapping[str, str]) -> li
     args = parser.parse(before, passes_to=verb.passes_to)
     args.rest = after
     args.config = args.config or environ.get("MESHD_CONFIG")
-    loaded = verb.load(args)
+    loaded = verb.load(args, environ)
     verb.check(loaded.config)
     words = list(_written(args, loaded))
     if loaded.config.serve.llama_args and after:
@@ -223,7 +224,7 @@ def _read_invite(role: str, file: str | None) -> str:
     """Return the invite in a file; empty without one. Raises UserError."""
     if file is None:
         return ""
-    if role == "relay":
+    if role == _RELAY:
         raise UsageError("a relay joins no mesh", hint="omit --join-file")
     return read_join(Config(node=NodeConfig(name="", join=f"@{file}"))).node.join
 
@@ -253,14 +254,14 @@ def _check_free(args: Arguments, control: ServiceControl, text: bytes, home: Pat
     except OSError as error:
         raise UserError(f"cannot read `{control.file}`: {error.strerror}", hint="check its owner") from None
     if before is not None and before != text:
-        system = " --system" if args.system else ""
         raise UserError(
             f"`{control.file}` exists, and differs from what would be written",
-            hint=f"run `meshd service uninstall {args.role}{system}` first, which keeps the node's state",
+            hint=f"run `meshd service uninstall {args.role}{control.option}` first; the node's state stays",
         )
-    for role in ROLES:
+    nodes = [role for role in ROLES if role != _RELAY]  # which has a directory of its own in its home
+    for role in nodes:
         other = find_control(role, system=args.system)
-        if role != args.role and other.home() == home and role != "relay" != args.role:
+        if args.role in nodes and role != args.role and other.home() == home:
             raise UserError(
                 f"the service `{other.name}` already uses `{home}`, and each node needs its own directory",
                 hint=f"name another: `MESHD_HOME={home}-{args.role} meshd service install {args.role} …`",
@@ -383,7 +384,7 @@ def _watch_start(control: ServiceControl, out: Output) -> ServiceState:
     """Wait until the service runs, or the time is over; return its state. Raises UserError if it fails."""
     deadline = time.monotonic() + START_SECONDS
     while not (state := control.state()).is_running:
-        if state.waits or state.state == "failed" or (state.state == "inactive" and state.exit_code):
+        if state.has_failed:
             raise _failed(control, state)
         if time.monotonic() >= deadline:
             break
@@ -395,10 +396,10 @@ def _watch_start(control: ServiceControl, out: Output) -> ServiceState:
 def _failed(control: ServiceControl, state: ServiceState) -> UserError:
     what = "failed, and will be started again" if state.waits else "failed"
     why = state.why or f"exit code {state.exit_code}"
-    role = control.role
+    which = f"{control.role}{control.option}"
     return UserError(
         f"`{control.name}` {what}: {why}",
-        hint=f"run `meshd service logs {role}` for more; after a remedy, `meshd service restart {role}`",
+        hint=f"run `meshd service logs {which}` for more; after a remedy, `meshd service restart {which}`",
     )
 
 
@@ -409,7 +410,7 @@ def _say_started(
     if state.is_running:
         out.line(f"running    process {state.pid}, starts {state.starts}")
     else:
-        out.line("starting   see `meshd service status` and `meshd service logs`")
+        out.line(f"starting   see `meshd service status {control.role}{control.option}`")
         if args.join_file:
             out.note(f"`{args.join_file}` stays until you delete it: this node has not joined yet")
     if not args.system and sys.platform == "linux" and not lingers():
@@ -418,17 +419,17 @@ def _say_started(
             "it stops when you log out; to start it at boot, and let it run without you:\n"
             f"  sudo loginctl enable-linger {name}"
         )
-    if args.role == "relay":
+    if args.role == _RELAY:
         return
-    prefix = _prefix(home, system=args.system)
-    out.note(f"its state: {prefix}meshd status\nto let others join: {prefix}meshd invite")
+    meshd = _speaking_to(home, system=args.system)
+    out.note(f"its state: {meshd} status\nto let others join: {meshd} invite")
 
 
-def _prefix(home: Path, *, system: bool) -> str:
-    """Return what to write before `meshd` so that it speaks to the service's node."""
+def _speaking_to(home: Path, *, system: bool) -> str:
+    """Return the words for commands to the service's node."""
     if system:
-        return f"sudo -u {SYSTEM_USER} env MESHD_HOME={home} "
-    return f"MESHD_HOME={home} " if os.environ.get("MESHD_HOME") else ""
+        return f"sudo -u {SYSTEM_USER} env MESHD_HOME={home} {shlex.join(program())}"
+    return f"MESHD_HOME={shlex.quote(str(home))} meshd" if os.environ.get("MESHD_HOME") else "meshd"
 
 
 # -- look
@@ -438,10 +439,13 @@ def _show(control: ServiceControl, out: Output) -> int:
     state = control.state()
     out.line(f"service    {control.file}")
     out.line(f"starts     {state.starts or 'only by hand'}")
+    if state.has_failed:
+        raise _failed(control, state)
     if not state.is_running:
-        if state.waits or state.state == "failed":
-            raise _failed(control, state)
-        remedy = f"start it with `meshd service restart {control.role}`"
+        which = f"{control.role}{control.option}"
+        remedy = f"start it with `meshd service restart {which}`"
+        if state.changes:
+            remedy = f"wait, or see `meshd service logs {which}`"
         raise UserError(f"`{control.name}` is {state.state}", hint=remedy)
     since = f" for {in_time(max(0.0, time.time() - state.since))}" if state.since else ""
     restarts = f", {in_number(state.restarts, 'restart')} after failures" if state.restarts else ""
@@ -467,13 +471,12 @@ def _show_logs(args: Arguments, control: ServiceControl) -> int:
 
 def _restart(role: str, control: ServiceControl, seconds: float, out: Output) -> int:
     home = control.home()
-    if control.state().is_running and role != "relay" and home is not None:
+    if control.state().is_running and role != _RELAY and home is not None:
         _drain(home, control, seconds, out)
     control.restart()
     state = _watch_start(control, out)
-    out.line(
-        f"running    process {state.pid}" if state.is_running else "starting   see `meshd service status`"
-    )
+    where = f"see `meshd service status {control.role}{control.option}`"
+    out.line(f"running    process {state.pid}" if state.is_running else f"starting   {where}")
     return 0
 
 
@@ -521,10 +524,10 @@ def _uninstall(args: Arguments, control: ServiceControl, out: Output) -> int:
     out.line(f"removed    {control.file}")
     if home is None:
         return 0
-    with_invite = home / INVITE
-    with_invite.unlink(missing_ok=True)
+    with suppress(OSError):
+        (home / INVITE).unlink()
     if not args.system:
-        out.note(f"left: `{home}`, the node's identity and membership, and its cache")
+        out.note(f"left: `{home}` (identity and membership), and its cache, as docs/install.md names them")
     elif not any(find_control(role, system=True).file.exists() for role in ROLES):
         out.note(
             f"left: the user `{SYSTEM_USER}`, `{SYSTEM_STATE}` (identity and membership) and "

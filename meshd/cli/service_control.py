@@ -38,7 +38,7 @@ _OTHER_INIT = (
 )
 _PROPERTIES = (
     *("ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "StatusText"),
-    *("ExecMainStatus", "ActiveEnterTimestamp"),
+    *("ExecMainStatus", "ActiveEnterTimestamp", "Job"),
 )
 
 
@@ -46,8 +46,9 @@ _PROPERTIES = (
 class ServiceState:
     """The state of an installed service. `state` is a word of systemd: active, activating, failed, inactive.
 
-    `starts`: when it starts by itself, as a phrase; empty if it does not. `why`: what it said at its last
-    failure. `waits`: it has failed and will be started again. `since`: Unix seconds.
+    `starts`: when it starts by itself, as a phrase; empty if it does not. `changes`: it is being started or
+    stopped now. `why`: what it said of its failure. `waits`: it has failed, and will be started again.
+    `since`: Unix seconds.
     """
 
     state: str
@@ -58,11 +59,19 @@ class ServiceState:
     why: str = ""
     exit_code: int = 0
     waits: bool = False
+    changes: bool = False
 
     @property
     def is_running(self) -> bool:
-        """True if it is up."""
-        return self.state == "active"
+        """True if it is up, and stays so."""
+        return self.state == "active" and not self.changes
+
+    @property
+    def has_failed(self) -> bool:
+        """True if its last start has failed."""
+        if self.changes:
+            return self.state == "activating" and bool(self.why)  # it said so, and takes its time to end
+        return self.waits or self.state == "failed" or (self.state == "inactive" and self.exit_code > 0)
 
 
 class ServiceControl(Protocol):
@@ -71,6 +80,11 @@ class ServiceControl(Protocol):
     @property
     def role(self) -> str:
         """The role of its node."""
+        ...
+
+    @property
+    def option(self) -> str:
+        """What a command line needs to name this service: ` --system`, or nothing."""
         ...
 
     @property
@@ -149,9 +163,7 @@ def restart_commands() -> list[str]:
             with suppress(UserError):  # without systemd there is none
                 control = find_control(role, system=system)
                 if control.file.exists() and control.state().is_running:
-                    found.append(
-                        f"{'sudo ' if system else ''}meshd service restart {role}{' --system' * system}"
-                    )
+                    found.append(f"{'sudo ' * system}meshd service restart {role}{control.option}")
     return found
 
 
@@ -176,6 +188,7 @@ class Systemd:
     def __init__(self, role: str, *, system: bool) -> None:
         self.role = role
         self._system = system
+        self.option = " --system" if system else ""
         self.name = unit_name(role)
 
     @property
@@ -239,7 +252,8 @@ class Systemd:
             since=_number(found.get("ActiveEnterTimestamp", "").lstrip("@")),
             why=found.get("StatusText", ""),
             exit_code=_number(found.get("ExecMainStatus")),
-            waits=found.get("SubState") == "auto-restart",
+            waits=found.get("SubState") == "auto-restart" or found.get("ActiveState") == "activating",
+            changes=_number(found.get("Job")) > 0,
         )
 
     def _starts(self) -> str:
@@ -300,6 +314,7 @@ class Launchd:
     """An agent of launchd (implements ServiceControl)."""
 
     user = None
+    option = ""
 
     def __init__(self, role: str) -> None:
         self.role = role

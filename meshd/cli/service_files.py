@@ -96,7 +96,7 @@ def _unit_lines(service: Service, *, system: bool) -> Iterator[str]:
     if system:
         yield "Wants=network-online.target"
         yield "After=network-online.target remote-fs.target"
-    # A node that fails within seconds ends up as failed; one that waits for the network is tried for ever.
+    # Ends a node that crashes again and again; one that waits for a network or a disk takes longer.
     yield "StartLimitIntervalSec=10min"
     yield "StartLimitBurst=30"
     yield ""
@@ -123,7 +123,7 @@ def _unit_lines(service: Service, *, system: bool) -> Iterator[str]:
     yield f"TimeoutStopSec={STOP_SECONDS}"
     yield "KillMode=mixed"
     yield "Restart=on-failure"
-    yield "RestartSec=10"
+    yield "RestartSec=5"
     yield "# a command line, configuration or invite that no restart makes better"
     yield f"RestartPreventExitStatus=2 {FINAL_EXIT_CODE}"
     yield "# llama.cpp's programs may run out of memory; meshd starts them again"

@@ -128,7 +128,7 @@ def check_may_use(roles: frozenset[Role]) -> None:
             "this node cannot call the API of others: its certificate lacks the role `use`",
             hint="get an invite with that role (`meshd invite --role use` on a member that can grant it), "
             "run `meshd leave` here, then start again with `--join INVITE`",
-        )
+        ).final()
 
 
 class _Carried:

@@ -40,7 +40,7 @@ def check_may_work(roles: frozenset[Role]) -> None:
             hint="get an invite with that role (`meshd invite --role work` on a member that can grant "
             "it), run `meshd "
             "leave` here, then start again with `--join INVITE`",
-        )
+        ).final()
 
 
 class Pause:

@@ -7,10 +7,10 @@ import pytest
 from meshd.config.tree import Paths
 from meshd.daemon.native import natives_here
 
+from tests.boot.installed import fresh_machine, lacking
 from tests.boot.machine import Machine, skip_reason, switched_on
+from tests.boot.scenes import MODEL
 from tests.e2e.models import cache_folder, smollm2
-
-MODEL = "/srv/models/smollm2.gguf"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "tests/boot/" in item.nodeid]
     if not here:
         return
-    reason = skip_reason()
+    reason = skip_reason() or lacking()
     for item in here:
         item.add_marker(pytest.mark.root)
         item.add_marker(pytest.mark.timeout(600))
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     """A machine with meshd, without llama.cpp."""
-    with switched_on(Machine(tmp_path / "machine")) as machine:
+    with switched_on(fresh_machine(tmp_path / "machine", {})) as machine:
         yield machine
 
 
@@ -38,5 +38,5 @@ def computing_machine(tmp_path: Path) -> Iterator[Machine]:
     """A machine with meshd, llama.cpp and a model."""
     native = natives_here(Paths(cache=cache_folder()), head=True)[0]
     programs = (native.llama_server.parent, native.mesh_server.parent)
-    with switched_on(Machine(tmp_path / "machine", {smollm2(): MODEL}, programs)) as machine:
+    with switched_on(fresh_machine(tmp_path / "machine", {smollm2(): MODEL}, programs)) as machine:
         yield machine

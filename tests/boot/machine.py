@@ -1,54 +1,34 @@
-"""A machine that systemd starts as process 1, in namespaces, over the files of this one.
+"""A machine that systemd starts as process 1, in namespaces, over the files of another root.
 
-What is written stays in a folder, so that the machine can be switched off and on again. Its /home, /root and
-units are its own; it has no network but loopback. meshd is installed in /opt/meshd, as for all users: an
-environment whose packages are those of the tests, with llama.cpp as its wheel would bring it.
+What is written stays in a folder, so that the machine can be switched off and on again. It has no network but
+loopback.
 """
 
 import contextlib
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import meshd
-from meshd.build.interface import LLAMA_BENCH, LLAMA_SERVER, MESH_MODULE, MESH_PROGRAM, RPC_SERVER
-from meshd.build.pin import read_pin
-from meshd.build.wheel import PACKAGE
 
 SYSTEMD = Path("/lib/systemd/systemd")
 BOOT_SECONDS = 90.0
 END_SECONDS = 60.0
 RUN_SECONDS = 180.0
-PYTHON = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
-MESHD = "/opt/meshd/bin/meshd"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MACHINE_ID = "6d657368642d626f6f742d7465737400"
 _NAMESPACES = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork"]
-_OWN_FOLDERS = [
-    "etc/systemd/system",
-    "etc/systemd/user",
-    "home",
-    "root",
-    "opt",
-    "srv",
-    "var/lib/systemd/linger",
-]
 _ENTERED = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--wdns=/", "--"]
-PROGRAMS = (RPC_SERVER, LLAMA_SERVER, LLAMA_BENCH, MESH_PROGRAM, MESH_MODULE)
 # Everything but what systemd does itself. $1: the folder; the rest: files of this machine and their places.
 _START = """
 set -e
-folder=$1 root=$1/root systemd=$2 path=$3; shift 3
+folder=$1 root=$1/root systemd=$2 path=$3 lower=$4; shift 4
 mount --make-rprivate /
-mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$root"
+mount -t overlay overlay -o "lowerdir=$lower,upperdir=$folder/upper,workdir=$folder/work" "$root"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
@@ -77,8 +57,6 @@ def skip_reason() -> str:
     lacking = [name for name in ("unshare", "nsenter", "pivot_root") if shutil.which(name) is None]
     if lacking or not SYSTEMD.exists():
         return f"systemd is not installed here: no {', '.join(lacking) or SYSTEMD}"
-    if not PYTHON.exists():  # that of a user may be in a directory that services do not see
-        return f"the packages of the tests are not for the system's Python: there is no {PYTHON}"
     tried = (
         "mount -t cgroup2 cgroup2 /mnt; mount -t tmpfs tmpfs /mnt; mkdir /mnt/u /mnt/w /mnt/root; "
         "mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/root"
@@ -89,77 +67,37 @@ def skip_reason() -> str:
 
 @dataclass
 class Machine:
-    """`folder` holds what it has written; `mounts` are files of this machine and their places there.
+    """`folder` holds what it has written over the files of `root`; `mounts` are more files, and their places.
 
-    `programs` are folders with llama.cpp's programs, if it is to have them.
+    `program`: the path of meshd there.
     """
 
     folder: Path
+    program: str
+    root: Path = Path("/")
     mounts: Mapping[Path, str] = field(default_factory=dict)
-    programs: Sequence[Path] = ()
     _leader: int = 0
     _outer: "subprocess.Popen[bytes] | None" = None
     _group: Path | None = None
 
+    @property
+    def upper(self) -> Path:
+        """The folder with what it has written."""
+        return self.folder / "upper"
+
     def prepare(self) -> None:
-        """Make its own files: no units, users or state of this machine; meshd in /opt."""
-        upper = self.folder / "upper"
-        for name in ("work", "root"):
+        """Make what every machine has of its own."""
+        for name in ("work", "root", "upper/etc/systemd/system", "upper/var/log/journal"):
             (self.folder / name).mkdir(parents=True)
-        for name in _OWN_FOLDERS:
-            (upper / name).mkdir(parents=True)
-            if sys.platform == "linux":
-                os.setxattr(upper / name, "trusted.overlay.opaque", b"y")
-        (upper / "root").chmod(0o700)
-        (upper / "var/log/journal").mkdir(parents=True)
-        (upper / "etc/machine-id").write_text(f"{_MACHINE_ID}\n")
-        (upper / "etc/fstab").write_text("")
-        (upper / "etc/systemd/system/console-getty.service").symlink_to("/dev/null")
-        (upper / "etc/hostname").write_text("booted\n")
-        packages = [Path(place) for place in sys.path if place.endswith("site-packages")]
-        source = Path(meshd.__file__).parents[1]
-        mounts = {package: f"/opt/packages/{number}" for number, package in enumerate(packages)}
-        mounts |= {source / name: f"/opt/source/{name}" for name in ("meshd", "native", "configs")}
-        self.mounts = {**self.mounts, **mounts}
-        self._install(upper, len(packages))
-
-    def _add_programs(self, site: Path) -> None:
-        """Add the package meshd_native to meshd's environment."""
-        package, pin = site / PACKAGE, read_pin()
-        (package / "bin").mkdir(parents=True)
-        (package / "__init__.py").touch()
-        for name in PROGRAMS:
-            source = next(folder / name for folder in self.programs if (folder / name).exists())
-            shutil.copy(source, package / "bin")
-        sizes = {path.name: path.stat().st_size for path in (package / "bin").iterdir()}
-        stamp = {"commit": pin.commit, "sources": pin.sources_sha256, "backend": "cpu", "binaries": sizes}
-        (package / "stamp.json").write_text(json.dumps(stamp))
-
-    def _install(self, upper: Path, packages: int) -> None:
-        site = upper / f"opt/meshd/lib/{PYTHON.name}/site-packages"
-        site.mkdir(parents=True)
-        paths = ["/opt/source", *(f"/opt/packages/{number}" for number in range(packages))]
-        (site / "paths.pth").write_text("\n".join(paths) + "\n")
-        (upper / "opt/meshd/pyvenv.cfg").write_text(f"home = {PYTHON.parent}\n")
-        programs = upper / "opt/meshd/bin"
-        programs.mkdir()
-        (programs / "python").symlink_to(PYTHON)
-        script = programs / "meshd"
-        script.write_text(
-            "#!/opt/meshd/bin/python\nimport sys\nfrom meshd.cli.main import main\nsys.exit(main())\n"
-        )
-        script.chmod(0o755)
-        if self.programs:
-            self._add_programs(site)
-        for path in (upper / "opt").rglob("*"):
-            if path.is_dir():
-                path.chmod(0o755)
+        for name, text in (("machine-id", f"{_MACHINE_ID}\n"), ("fstab", ""), ("hostname", "booted\n")):
+            (self.upper / "etc" / name).write_text(text)
+        (self.upper / "etc/systemd/system/console-getty.service").symlink_to("/dev/null")
 
     def boot(self) -> float:
         """Switch it on; return the seconds until systemd has started everything. Raises AssertionError."""
         began = time.monotonic()
         self._group = _own_group()
-        words = [str(self.folder), str(SYSTEMD), PATH]
+        words = [str(self.folder), str(SYSTEMD), PATH, str(self.root)]
         words += [str(part) for pair in self.mounts.items() for part in pair]
         enter = f'echo $$ > "{self._group}/cgroup.procs"; exec "$@"'
         console = (self.folder / "console").open("ab")
@@ -255,8 +193,7 @@ def _own_group() -> Path:
 
 @contextlib.contextmanager
 def switched_on(machine: Machine) -> Iterator[Machine]:
-    """Boot it for a block, and end it whatever happens."""
-    machine.prepare()
+    """Boot a prepared machine for a block, and end it whatever happens."""
     try:
         machine.boot()
         yield machine

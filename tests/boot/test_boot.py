@@ -1,150 +1,38 @@
 """meshd as services of a machine that systemd boots: over reboots and failures, until nothing is left."""
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
 from meshd.base.service_manager import FINAL_EXIT_CODE
 from meshd.cli.service_files import CREDENTIAL, Service, environment_of, systemd_unit
 
-from tests.boot.conftest import MODEL
-from tests.boot.machine import MESHD, Machine
+from tests.boot.machine import Machine
+from tests.boot.scenes import (
+    HEAD,
+    STATE,
+    WORKER,
+    answer_after_a_reboot,
+    of_node,
+    refused,
+    restarts_are_gentle,
+    service,
+    shown,
+    uninstall_leaves_what_it_names,
+    until,
+)
 from tests.tokens import token
-
-WAIT_SECONDS = 120.0
-LOCAL = ("--no-mdns", "--no-portmap", "--stun", "none")
-WORKER, HEAD = ("--listen", "127.0.0.1:17430", *LOCAL), ("--listen", "127.0.0.1:17431", *LOCAL)
-API = "http://127.0.0.1:8090"
-STATE = "/var/lib/meshd"
-
-
-def service(machine: Machine, line: str, *options: str, user: str = "") -> str:
-    """`meshd service …`, which has to succeed."""
-    more = ("--", *options) if options else ()
-    return machine.done(MESHD, "service", *line.split(), *more, user=user)
-
-
-def refused(machine: Machine, line: str, *options: str, user: str = "") -> str:
-    """What `meshd service …` says when it fails."""
-    more = ("--", *options) if options else ()
-    done = machine.run(MESHD, "service", *line.split(), *more, user=user)
-    assert done.returncode == 1, done.stdout
-    return done.stderr
-
-
-def of_node(role: str, line: str) -> tuple[str, ...]:
-    """The words for a command to the node of a service of the system, as the verb prints them."""
-    return ("runuser", "-u", "meshd", "--", "env", f"MESHD_HOME={STATE}/{role}", MESHD, *line.split())
-
-
-def until(true: Callable[[], bool], what: str) -> float:
-    """Wait for something to be true; return the seconds that it took."""
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() < began + WAIT_SECONDS, what
-        time.sleep(0.1)
-    return time.monotonic() - began
-
-
-def is_ready(machine: Machine) -> bool:
-    return machine.run("curl", "-sf", f"{API}/health").returncode == 0
-
-
-def ask(machine: Machine, tokens: int = 8) -> str:
-    """The text of an answer."""
-    body = {
-        "messages": [{"role": "user", "content": "Count to ten."}],
-        "max_tokens": tokens,
-        "temperature": 0,
-    }
-    shown = machine.done("curl", "-sf", f"{API}/v1/chat/completions", "--json", json.dumps(body))
-    text: str = json.loads(shown)["choices"][0]["message"]["content"]
-    return text
-
-
-def shown(machine: Machine, unit: str, name: str) -> str:
-    return machine.done("systemctl", "show", "--value", f"--property={name}", unit).strip()
 
 
 def test_after_a_reboot_there_is_an_answer_by_nobodys_hand(
     computing_machine: Machine, record_property: Callable[[str, object], None]
 ) -> None:
     """And a restart is gentle, and after the last service nothing is left but what `uninstall` names."""
-    machine = computing_machine
-    # A worker, and a head that joins it by an invite in a file.
-    service(machine, "install worker --system", *WORKER)
-    invite = machine.done(*of_node("worker", "invite")).strip()
-    machine.done("sh", "-c", 'umask 077; cat > "$1"', "sh", "/root/invite", text=invite)
-    options = (*HEAD, "--model", MODEL, "--split", "always")
-    service(machine, "install serve --system --join-file /root/invite", *options)
-    until(lambda: is_ready(machine), "the model is not served")
-    before = ask(machine)
-    nothing_has(machine, invite)
-    programs_are_confined_twice(machine)
-    # Off and on again.
-    machine.power_off()
-    began = time.monotonic()
-    booted = machine.boot()
-    until(lambda: is_ready(machine), "the model is not served after a reboot")
-    ready = time.monotonic() - began
-    assert ask(machine) == before
-    answered = time.monotonic() - began
-    record_property("seconds until booted, ready, answered", (booted, ready, answered))
-    print(f"booted after {booted:.2f} s, ready {ready:.2f} s, answered {answered:.2f} s")  # noqa: T201
-    # Restarts.
-    an_answer_outlives_the_restart(machine)
-    assert ask(machine) == before
-    service(machine, "restart worker --system")  # its head gives the lease back, and takes another one
-    until(lambda: is_ready(machine), "the model is not served after the worker's restart")
-    assert ask(machine) == before
-    # What is left is what `uninstall` names.
-    service(machine, "uninstall serve --system")
-    said = machine.run(MESHD, "service", "uninstall", "worker", "--system").stderr
-    assert f"`{STATE}`" in said and "`/var/cache/meshd`" in said and "user `meshd`" in said
-    machine.done("sh", "-c", said.partition(":\n")[2].replace("sudo ", ""))
-    written = machine.folder / "upper"
-    assert [path for path in written.rglob("*meshd*") if written / "opt" not in path.parents] == []
-
-
-def nothing_has(machine: Machine, invite: str) -> None:
-    """No file, journal, command line or environment has the invite."""
-    left = 'grep -rlsF -- "$1" /etc /home /root /run /srv /tmp /var; journalctl --no-pager | grep -cF -- "$1"'
-    assert machine.run("sh", "-c", left, "sh", invite).stdout.split() == ["0"]
-    processes = machine.done("sh", "-c", "cat /proc/*/cmdline /proc/*/environ 2> /dev/null | tr '\\0' '\\n'")
-    assert "llama-server" in processes and invite not in processes
-
-
-def programs_are_confined_twice(machine: Machine) -> None:
-    """The native programs have the filters of the unit, and the one of their own."""
-    daemon = filters_of(machine, "systemctl show --value -p MainPID meshd-worker")
-    assert daemon > 0
-    for name in ("mesh-server", "llama-server"):
-        assert filters_of(machine, f"pgrep -o -x {name}") == daemon + 1
-
-
-def filters_of(machine: Machine, which: str) -> int:
-    """The number of seccomp filters of a process, which may have no rights."""
-    status = machine.done("sh", "-c", f"cat /proc/$({which})/status")
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert (fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("1", 0)
-    return int(fields["Seccomp_filters"])
-
-
-def an_answer_outlives_the_restart(machine: Machine) -> None:
-    """A restart of the head lets a running answer end."""
-    body = {"messages": [{"role": "user", "content": "Tell a long story."}], "ignore_eos": True}
-    body |= {"max_tokens": 200, "stream": True}
-    stream = 'curl -sN "$1/v1/chat/completions" --json "$2" > /root/answer; echo $? > /root/code'
-    machine.done("systemd-run", "--unit=asking", "sh", "-c", stream, "sh", API, json.dumps(body))
-    until(lambda: machine.run("grep", "-q", "content", "/root/answer").returncode == 0, "no answer has begun")
-    pid = shown(machine, "meshd-serve", "MainPID")
-    service(machine, "restart serve --system")
-    until(lambda: machine.run("test", "-s", "/root/code").returncode == 0, "the answer does not end")
-    answer = machine.done("cat", "/root/answer")
-    assert answer.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in answer, answer[-400:]
-    assert shown(machine, "meshd-serve", "MainPID") != pid
-    until(lambda: is_ready(machine), "the model is not served after a restart")
+    seconds = answer_after_a_reboot(computing_machine)
+    record_property("seconds", str(seconds))
+    print(seconds)  # noqa: T201
+    restarts_are_gentle(computing_machine)
+    uninstall_leaves_what_it_names(computing_machine, kept="opt")
 
 
 def test_a_users_service_starts_at_boot_once_that_user_lingers(machine: Machine) -> None:
@@ -160,7 +48,7 @@ def test_a_users_service_starts_at_boot_once_that_user_lingers(machine: Machine)
     machine.power_off()
     machine.boot()
     until(
-        lambda: machine.run(MESHD, "service", "status", "relay", user="ada").returncode == 0,
+        lambda: machine.run(machine.program, "service", "status", "relay", user="ada").returncode == 0,
         "it does not start",
     )
     assert "starts     at boot" in service(machine, "status relay", user="ada")
@@ -192,11 +80,11 @@ def test_what_cannot_heal_is_not_tried_again(machine: Machine) -> None:
 def test_a_credential_joins_and_is_deleted(computing_machine: Machine) -> None:
     machine = computing_machine
     service(machine, "install worker --system", *WORKER)
-    invite = machine.done(*of_node("worker", "invite"))
+    invite = machine.done(*of_node(machine, "worker", "invite"))
     machine.done("sh", "-c", f"mkdir -p /etc/credstore; umask 077; cat > {CREDENTIAL}", text=invite)
     service(machine, "install client --system", *HEAD)
     assert machine.run("test", "-e", CREDENTIAL).returncode == 1
-    status = json.loads(machine.done(*of_node("client", "status --json")))
+    status = json.loads(machine.done(*of_node(machine, "client", "status --json")))
     assert [peer["role"] for peer in status["peers"]] == ["worker"]
     # and once more without it
     machine.done("systemctl", "restart", "meshd-client")

@@ -33,6 +33,7 @@ class FakeService:
     states: list[ServiceState] = field(default_factory=lambda: [ServiceState("inactive")])
     done: list[str] = field(default_factory=list)
     user: int | None = None
+    option: str = ""
     restart_command: str = "restart now"
 
     @property
@@ -354,7 +355,7 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: st
 
 def test_systemctl_is_asked_for_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "ActiveState=active SubState=running UnitFileState=enabled MainPID=7 NRestarts=1 StatusText=a=b"
-    shown += " ExecMainStatus=0 ActiveEnterTimestamp=@1700000000"
+    shown += " ExecMainStatus=0 ActiveEnterTimestamp=@1700000000 Job=0"
     script = f"case $* in *show*) printf '%s\\n' {shown};; esac"
     notes = command(tmp_path, monkeypatch, "systemctl", script)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -422,3 +423,27 @@ def test_the_verb_imports_no_daemon() -> None:
 def test_usage_errors_have_a_code_of_their_own() -> None:
     with pytest.raises(UsageError):
         role_words("serve", [], {})
+
+
+@pytest.mark.parametrize(
+    ("state", "running", "failed"),
+    [
+        (ServiceState("active"), True, False),
+        (
+            ServiceState("active", changes=True, exit_code=1, why="of before"),
+            False,
+            False,
+        ),  # before a restart
+        (ServiceState("activating", changes=True), False, False),
+        (ServiceState("activating", changes=True, why="no network"), False, True),
+        (ServiceState("activating", waits=True, exit_code=1), False, True),
+        (ServiceState("failed", changes=True, why="of before"), False, False),
+        (ServiceState("failed"), False, True),
+        (ServiceState("inactive", exit_code=1), False, True),
+        (ServiceState("inactive"), False, False),
+    ],
+)
+def test_a_state_is_judged_once_nothing_is_under_way(
+    state: ServiceState, *, running: bool, failed: bool
+) -> None:
+    assert (state.is_running, state.has_failed) == (running, failed)
