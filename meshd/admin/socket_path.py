@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.base.files import read_regular
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "control.sock.path"  # holds the true path where the home's own is too long for a socket
 MAX_SOCKET_PATH_BYTES = 100  # sun_path takes 104 on macOS, 108 on Linux, with the final zero
+_MAX_POINTER_BYTES = 4 << 10
 MAX_LINE_BYTES = 64 << 10  # a request; replies may be as long as they are
 MAX_REPLY_BYTES = 8 << 20
 MAX_CONNECTIONS = 16
@@ -28,7 +30,8 @@ MAX_CONNECTIONS = 16
 def find_socket(home: Path) -> Path:
     """Return the socket's path as a client looks for it; it need not exist."""
     try:
-        pointed = (home / POINTER_NAME).read_text(encoding="utf-8").strip()
+        # root asks daemons of other users, whose folders may hold anything
+        pointed = read_regular(home / POINTER_NAME, _MAX_POINTER_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError):
         return home / SOCKET_NAME
     return Path(pointed) if pointed.startswith("/") else home / SOCKET_NAME

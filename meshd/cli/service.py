@@ -380,6 +380,16 @@ def _keep_invite(home: Path, token: str, *, user: str | None) -> None:
         )
 
 
+def _drop_invite(home: Path, *, user: str | None) -> None:
+    """Remove an invite that no start has used, by a process of that user: root follows none of its links."""
+    words = ["rm", "-f", "--", str(home / INVITE)]
+    with suppress(OSError, LookupError):  # the user is gone, and so is what it had
+        if user is None:
+            subprocess.run(words, capture_output=True, check=False)
+        else:
+            subprocess.run(words, capture_output=True, check=False, user=user, group=user, extra_groups=[])
+
+
 def _watch_start(control: ServiceControl, out: Output) -> ServiceState:
     """Wait until the service runs, or the time is over; return its state. Raises UserError if it fails."""
     deadline = time.monotonic() + START_SECONDS
@@ -524,8 +534,7 @@ def _uninstall(args: Arguments, control: ServiceControl, out: Output) -> int:
     out.line(f"removed    {control.file}")
     if home is None:
         return 0
-    with suppress(OSError):
-        (home / INVITE).unlink()
+    _drop_invite(home, user=SYSTEM_USER if args.system else None)
     if not args.system:
         out.note(f"left: `{home}` (identity and membership), and its cache, as docs/install.md names them")
     elif not any(find_control(role, system=True).file.exists() for role in ROLES):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshd import __version__
 from meshd.base.errors import UserError
+from meshd.base.files import open_regular
 
 DAEMON = "daemon"  # purpose of the lock that a daemon holds on its home
 MEMBERSHIP = "membership"  # file of a home: the mesh that its node is in
@@ -178,7 +179,7 @@ class PrivateFolder:
 def lock_holder(path: Path, *, purpose: str) -> int | None:
     """Return the pid that holds the lock of folder `path` for `purpose`, or None."""
     try:
-        with (path / "lock").open("rb") as file:
+        with os.fdopen(open_regular(path / "lock"), "rb") as file:
             pid, word = _lock_words(file.read(_MAX_LOCK_BYTES))
             if word != purpose or not pid.isdecimal():
                 return None

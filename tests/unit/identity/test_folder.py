@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from meshd import __version__
+from meshd.admin.socket_path import POINTER_NAME, SOCKET_NAME, find_socket
 from meshd.base.errors import UserError
 from meshd.identity.folder import PrivateFolder, lock_holder
 
@@ -236,3 +237,20 @@ def test_the_lock_goes_with_a_killed_holder(tmp_path: Path) -> None:
             child.wait(10)
         with folder(tmp_path).lock(holder="meshd"):
             assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_a_folder_of_another_user_neither_holds_up_who_looks_nor_fills_its_memory(
+    tmp_path: Path, kind: str
+) -> None:
+    """Root asks for the daemons of others; what lies there instead of the files is as if there were none."""
+    for path in (tmp_path / "lock", tmp_path / POINTER_NAME):
+        match kind:
+            case "pipe":
+                os.mkfifo(path)
+            case "endless":
+                path.symlink_to("/dev/zero")
+            case _:
+                path.mkdir()
+    assert lock_holder(tmp_path, purpose="daemon") is None
+    assert find_socket(tmp_path) == tmp_path / SOCKET_NAME
