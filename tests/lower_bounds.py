@@ -36,7 +36,7 @@ USES = {
     "structlog": ("tests/unit/base",),
     "zeroconf": ("tests/unit/rendezvous",),
 }
-"""Of each library: the tests of what imports it."""
+"""Tests of the modules that import a library, by its name."""
 
 
 def required(*, extras: bool) -> list[Requirement]:

@@ -1,4 +1,4 @@
-"""What auditwheel says of a wheel: the oldest systems on which its programs and libraries can start."""
+"""Report what auditwheel says of a wheel: the oldest systems on which its programs and libraries can start."""
 
 import re
 import subprocess

@@ -42,7 +42,7 @@ class Zig:
 
     @property
     def program(self) -> Path:
-        """What runs all of it."""
+        """Return the program that runs the compiler."""
         return self.folder / "zig"
 
 

@@ -1,4 +1,4 @@
-"""What is linked into the programs: names, versions, licences; and the bill of materials made of them."""
+"""List what is linked into the programs: names, versions, licences; and the bill of materials made of them."""
 
 import hashlib
 import json

@@ -76,10 +76,10 @@ class GpuFacts:
     icds: Sequence[Path] = ()
     """Files that name drivers for Vulkan."""
     variables: Mapping[str, str] | None = None
-    """Those that hide GPUs or drivers."""
+    """Variables that hide GPUs or drivers."""
     in_container: bool = False
     package: str | None = None
-    """What this meshd is from, if it cannot be added to (build/machine.py)."""
+    """Origin of this meshd, if nothing can be added to it (build/machine.py)."""
 
     @property
     def in_wsl(self) -> bool:

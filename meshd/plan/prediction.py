@@ -109,10 +109,10 @@ class Prediction:
     first_token_s: float
     load_s: float
     load_bytes: int | None
-    """That cross the network for a load, which is in its time; None where nobody knows what nodes have."""
+    """Bytes that cross the network for a load, which is in its time; None where nobody knows what nodes have."""
     bytes_per_token: int
     ways_s: float
-    """Of a token, on the network: ways, and waits for orders."""
+    """Seconds of a token on the network: ways, and waits for orders."""
     is_measured: bool
     """All devices were."""
 

@@ -52,7 +52,7 @@ _RESERVED = {
     )
     for option in options.split()
 }
-"""What is meshd's own cannot be given; and what to do instead."""
+"""Options that are meshd's own, with what to do instead."""
 _COUNTS = {
     "-c": "tokens",
     "--ctx-size": "tokens",

@@ -17,7 +17,7 @@ LISTEN_LOCAL = "local"
 """In status, instead of a local address: a direct connection between two nodes on this machine."""
 
 OwnerCheck = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
-"""Whether a connection on loopback, from client to server (host, port), may use a tunnel."""
+"""Say whether a connection on loopback, from client to server (host, port), may use a tunnel."""
 
 
 class Inspector(Protocol):

@@ -34,7 +34,7 @@ def make_root(suite: str, package: Path, root: Path) -> None:
 
 
 def main() -> int:
-    """See the docstring of the module."""
+    """Run what the docstring of the module describes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

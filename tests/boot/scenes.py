@@ -24,7 +24,7 @@ def service(machine: Machine, line: str, *options: str, user: str = "") -> str:
 
 
 def refused(machine: Machine, line: str, *options: str, user: str = "") -> str:
-    """What `meshd service …` says when it fails."""
+    """Carry the message of a failed `meshd service …`."""
     more = ("--", *options) if options else ()
     done = machine.run(machine.program, "service", *line.split(), *more, user=user)
     assert done.returncode == 1, done.stdout
@@ -76,7 +76,7 @@ def shown(machine: Machine, unit: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """How long after it was switched on a machine had booted, served a model, and answered."""
+    """Hold the seconds from power-on to the end of the boot, a served model, and an answer."""
 
     booted: float
     ready: float

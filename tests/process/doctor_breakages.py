@@ -1,4 +1,4 @@
-"""What breaks a machine so that `meshd doctor` finds just one kind of fault.
+"""Break a machine so that `meshd doctor` finds just one kind of fault.
 
 Each is done for real: files, modes, mounts, limits, ports, interfaces, programs of C. `BREAKAGES` has them by
 the kind of finding; those of GPUs are in doctor_gpus.py.

@@ -17,7 +17,7 @@ def _parts(make: Callable[[], Mapping[str, str]]) -> Callable[[str], str]:
 
 
 def _unit(role: str) -> Callable[[str], str]:
-    """What `meshd service install ROLE --system` writes for a meshd that all users have."""
+    """Return the unit that `meshd service install ROLE --system` writes for a meshd that all users have."""
     home = {"MESHD_HOME": f"{SYSTEM_STATE}/{role}", "MESHD_CACHE": SYSTEM_CACHE}
     service = Service(role, ["/usr/bin/meshd", role, *OPTIONS[role]], home)
     return lambda _page: systemd_unit(service, system=True)

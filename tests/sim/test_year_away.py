@@ -115,7 +115,7 @@ async def test_without_any_valid_address_a_relay_is_enough() -> None:
 @pytest.mark.parametrize("how", ["invite", "mdns"])
 @pytest.mark.virtual
 async def test_without_any_way_it_waits_until_an_address_is_named(how: str) -> None:
-    """By an invite of its mesh, given at a restart, or by mDNS in the network in which it wakes up."""
+    """Return by an invite of its mesh, given at a restart, or by mDNS in the network in which it wakes up."""
     async with World() as world:
         nodes = await mesh_of(world)
         newcomer = await a_year_passes(world, nodes, stay=0)

@@ -54,7 +54,7 @@ class OfferedTool(NamedTuple):
 
 
 OfferedTools = Mapping[str, OfferedTool]
-"""By their flat names."""
+"""Tools by their flat names."""
 _NO_TOOL = OfferedTool("", "")
 
 

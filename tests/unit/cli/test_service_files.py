@@ -67,7 +67,7 @@ def test_gpus_and_the_sandbox_of_their_programs_stay_usable(role: str, *, system
 
 @given(st.lists(WORDS, min_size=1), st.dictionaries(NAMES, WORDS))
 def test_the_variables_of_a_unit_are_read_back(words: list[str], environment: dict[str, str]) -> None:
-    """That systemd reads the same is tested by starting units: tests/boot."""
+    """Read back in Python; tests/boot starts units, so that systemd itself reads them."""
     service = Service("worker", ["/usr/bin/meshd", *words], environment)
     unit = systemd_unit(service, system=False)
     assert environment_of(unit) == environment
@@ -109,7 +109,7 @@ def test_a_program_whose_path_systemd_refuses_is_started_by_a_shell() -> None:
 @needs_systemd
 @pytest.mark.parametrize("role", ROLES)
 def test_systemd_accepts_each_unit_and_finds_little_exposed(role: str, tmp_path: Path) -> None:
-    """Those in configs/ are the same (tests/reference), but for the program, which has to exist."""
+    """Units in configs/ are the same (tests/reference), but for the program, which has to exist."""
     committed = ROOT / "configs" / f"meshd-{role}.service"
     unit = tmp_path / committed.name
     unit.write_text(
