@@ -1,4 +1,4 @@
-"""Report what auditwheel says of a wheel: the oldest systems on which its programs and libraries can start."""
+"""Report what auditwheel says of a wheel: the oldest systems on which its programs can start."""
 
 import re
 import subprocess

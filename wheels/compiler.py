@@ -42,7 +42,7 @@ class Zig:
 
     @property
     def program(self) -> Path:
-        """Return the program that runs the compiler."""
+        """Return the program that does all of it."""
         return self.folder / "zig"
 
 

@@ -1,4 +1,4 @@
-"""List what is linked into the programs: names, versions, licences; and the bill of materials made of them."""
+"""List what is linked into the programs: names, versions, licences; make a bill of materials of it."""
 
 import hashlib
 import json

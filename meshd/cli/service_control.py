@@ -84,7 +84,7 @@ class ServiceControl(Protocol):
 
     @property
     def option(self) -> str:
-        """What a command line needs to name this service: ` --system`, or nothing."""
+        """Words that a command line needs to name this service: ` --system`, or nothing."""
         ...
 
     @property

@@ -322,7 +322,7 @@ class DaemonControl(TunnelAnswers):
         self._models = models
         self._storage = storage
         self._exposing = asyncio.Lock()
-        self._lifts_drain: asyncio.TimerHandle | None = None
+        self._drains, self._drain_ends = asyncio.Event(), 0.0
         self._began = asyncio.get_running_loop().time()
 
     async def answer(self, request: Request[R]) -> R:
@@ -521,15 +521,24 @@ class DaemonControl(TunnelAnswers):
         return DrainReply(requests=gateway.under_way if gateway is not None else 0, leases=leases)
 
     def _drain(self, *, on: bool) -> None:
-        if self._lifts_drain is not None:
-            self._lifts_drain.cancel()
-            self._lifts_drain = None
-        if on:  # whoever waits asks again all the time, and may be killed
-            loop = asyncio.get_running_loop()
-            self._lifts_drain = loop.call_later(DRAIN_SECONDS, functools.partial(self._drain, on=False))
+        self._drain_ends = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        if on:
+            self._drains.set()
+        else:
+            self._drains.clear()
         self._pausing.drain(on=on)
         if (gateway := self._gateway()) is not None:
             gateway.drains = on
+
+    async def lift_drains(self) -> None:
+        """Lift a drain that nobody asks for any more, as who waits asks all the time; runs until cancelled."""
+        while True:
+            await self._drains.wait()
+            left = self._drain_ends - asyncio.get_running_loop().time()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                self._drain(on=False)
 
     @MemberModelsRequest.answer
     async def member_models(self, request: MemberModelsRequest) -> MemberModelsReply:

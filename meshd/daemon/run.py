@@ -386,6 +386,7 @@ class Daemon:
             network.start(watch_addresses(member), name="addresses")
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
+            network.start(control.lift_drains(), name="drain")
             self._announcer.follow(control.status_now)
             try:
                 async with Owner() as work:

@@ -109,7 +109,7 @@ class Prediction:
     first_token_s: float
     load_s: float
     load_bytes: int | None
-    """Bytes that cross the network for a load, which is in its time; None where nobody knows what nodes have."""
+    """Bytes that cross the network in the time of a load; None where nobody knows what nodes have."""
     bytes_per_token: int
     ways_s: float
     """Seconds of a token on the network: ways, and waits for orders."""

@@ -92,7 +92,7 @@ class Messages(Generic[T]):
 
     def __init__(self, kinds: Kinds[T], seen: Seen = unseen) -> None:
         self.kinds = kinds
-        """Limit of the messages that begin from now on."""
+        """Kinds of the messages that begin from now on."""
         self._seen = seen
         self._flowing = 0  # bytes of a message that have not come yet, and go on as they come
         self._held = bytearray()

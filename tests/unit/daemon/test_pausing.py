@@ -8,12 +8,15 @@ from typing import Any, cast
 import pytest
 from meshd.admin.api import DrainRequest
 from meshd.base.errors import UserError
+from meshd.base.tasks import Owner
 from meshd.daemon import control
 from meshd.daemon.control import Pausing
 from meshd.daemon.member_node import was_paused
 from meshd.identity.keystore import Home
 from meshd.peer.local_member import LocalMember
 from meshd.worker.worker_options import Pause
+
+from tests.conformance.run import until
 
 
 class Member(LocalMember):
@@ -104,16 +107,18 @@ async def test_a_drain_that_nobody_asks_for_any_more_is_lifted(
         models=unused,
         storage=unused,
     )
-    for _ in range(3):  # asked for again and again, it lasts
-        assert (await answers.drain(DrainRequest())).requests == 3
-        await asyncio.sleep(0.1)
-        assert gateway.drains
-    await asyncio.sleep(0.3)
-    assert not gateway.drains
-    assert member.told[-1] is False
-    # Taken back, it is not lifted a second time.
-    await answers.drain(DrainRequest())
-    await answers.drain(DrainRequest(on=False))
-    count = len(member.told)
-    await asyncio.sleep(0.3)
-    assert len(member.told) == count
+    async with Owner() as owner:
+        owner.start(answers.lift_drains(), name="drain")
+        for _ in range(3):  # asked for again and again, it lasts
+            assert (await answers.drain(DrainRequest())).requests == 3
+            await asyncio.sleep(0.1)
+            assert gateway.drains
+        await until(lambda: not gateway.drains)
+        assert member.told[-1] is False
+        # Taken back, it is not lifted a second time.
+        await answers.drain(DrainRequest())
+        await answers.drain(DrainRequest(on=False))
+        count = len(member.told)
+        await asyncio.sleep(0.3)
+        assert len(member.told) == count
+        owner.cancel()
