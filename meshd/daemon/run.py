@@ -384,8 +384,9 @@ class Daemon:
             network.start(self._models.serve(), name="models")
             network.start(self._storage.serve(), name="storage")
             network.start(watch_addresses(member), name="addresses")
-            facts = member.node.facts
-            network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
+            network.start(
+                watch_names(member.mesh, member.node.facts.peer, member.node.facts.name), name="names"
+            )
             network.start(control.lift_drains(), name="drain")
             self._announcer.follow(control.status_now)
             try:
