@@ -135,6 +135,13 @@ async def _check_llama_args(config: Config, native: NativeBuild) -> None:
             raise UserError(refused, hint=f"check {where}: `{' '.join(args)}`")
 
 
+async def _for_scrapers(sock: socket.socket, control: DaemonControl) -> None:
+    """Serve metrics on `sock`, until cancelled."""
+    port = MetricsPort(sock, partial(control.exposition, of_keys=True))
+    LOG.info("metrics_listening", url=port.url)
+    await port.serve()
+
+
 async def watch_names(mesh: Mesh, me: PeerId, name: str) -> None:
     """Log each set of nodes that share a name once while they share it, until cancelled."""
     logged: dict[str, list[str]] = {}
@@ -377,16 +384,13 @@ class Daemon:
             network.start(member.serve(), name="peers")
             network.start(admin.serve(), name="admin")
             if self._scraped is not None:
-                port = MetricsPort(self._scraped, partial(control.exposition, of_keys=True))
-                LOG.info("metrics_listening", url=port.url)
-                network.start(port.serve(), name="metrics")
+                network.start(_for_scrapers(self._scraped, control), name="metrics")
             network.start(tunnels.serve(), name="tunnels")
             network.start(self._models.serve(), name="models")
             network.start(self._storage.serve(), name="storage")
             network.start(watch_addresses(member), name="addresses")
-            network.start(
-                watch_names(member.mesh, member.node.facts.peer, member.node.facts.name), name="names"
-            )
+            facts = member.node.facts
+            network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
             network.start(control.lift_drains(), name="drain")
             self._announcer.follow(control.status_now)
             try:
