@@ -1,5 +1,7 @@
 """The pages of docs/ that lead through a task are followed as they stand, on machines of the bench."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,10 +36,20 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
+@contextmanager
+def internet(world: World) -> Iterator[None]:
+    """Let the servers answer that tell a node its public address."""
+    server = world.public("stun")
+    for name in ("stun.cloudflare.com", "stun.l.google.com"):
+        world.name(name, server)
+    with stun_on(server):
+        yield
+
+
 def test_the_tutorial(world: World, tmp_path: Path) -> None:
     pc = machine("pc", world.router("home").host("pc"), tmp_path)
     here = {"/tmp/": f"{tmp_path}/", "smollm2": str(smollm2())}
-    with Walkthrough({"pc": pc}, here) as reader:
+    with internet(world), Walkthrough({"pc": pc}, here) as reader:
         reader.follow(page("quickstart.md"))
         reader.end()
 
@@ -51,12 +63,9 @@ def test_two_pcs_at_home(world: World, tmp_path: Path) -> None:
 
 
 def test_a_friend_across_the_internet(world: World, tmp_path: Path) -> None:
-    server = world.public("stun")
-    for name in ("stun.cloudflare.com", "stun.l.google.com"):
-        world.name(name, server)
     hosts = {name: world.router(f"at-{name}").host(name) for name in ("anna", "ben")}
     machines = {name: machine(name, host, tmp_path) for name, host in hosts.items()}
-    with stun_on(server), Walkthrough(machines, BENCH) as reader:
+    with internet(world), Walkthrough(machines, BENCH) as reader:
         reader.follow(page("friend.md"))
         reader.end()
 

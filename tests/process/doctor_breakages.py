@@ -435,7 +435,7 @@ def _few_files(machine: Machine) -> None:
 @breaks(Kind.PROCESSES_LIMIT)
 def _few_processes(machine: Machine) -> None:
     machine.as_user()
-    machine.front += ["prlimit", "--nproc=70:70"]
+    machine.front += ["prlimit", "--nproc=60:60"]
 
 
 @breaks(Kind.CLOCK_BEHIND)
