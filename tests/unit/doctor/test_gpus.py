@@ -71,7 +71,7 @@ def test_a_machine_without_a_gpu_needs_none() -> None:
         (replace(WSL, cuda=CudaDriver(13_000, 803)), "on Windows does not answer in WSL2"),
         (
             replace(WSL, cuda=CudaDriver(12_020, 0, (86,))),
-            "on Windows is for .* -> install .* later on Windows;",
+            "on Windows supports CUDA .* -> install .* later on Windows;",
         ),
         (
             replace(WSL, cuda=CudaDriver(13_000, 100), variables={"CUDA_VISIBLE_DEVICES": ""}),
