@@ -269,6 +269,7 @@ def _socket_of_a_killed_node(machine: Machine) -> None:
 
 @breaks(Kind.FILES_LEFT)
 def _half_a_file(machine: Machine) -> None:
+    machine.member()
     left = machine.file("home/.membership.123.abcd0123.tmp", "half of it", 0o600)
     os.utime(left, (LONG_AGO, LONG_AGO))
 

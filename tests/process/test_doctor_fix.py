@@ -75,14 +75,26 @@ def test_what_is_not_safe_is_left_as_it_is(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["home", "cache"])
 def test_what_others_may_have_changed_stays_open(name: str, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
+    machine.member()
     foreign = machine.file(f"{name}/identity.new")
     os.chown(foreign, USER, USER)
     (tmp_path / name).chmod(0o777)
     done = machine.run("--fix")
     assert done.returncode == 1
     line = f"failed   {name:<12} other users can write to `{tmp_path}/{name}` (mode 0777), and could not be"
-    assert f"{line} mended: `{foreign}` belongs to another user, who put it there" in done.stdout
+    assert f"{line} fixed: `{foreign}` belongs to another user, who put it there" in done.stdout
     assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o777 and foreign.exists()
+
+
+def test_a_folder_that_holds_no_node_is_left_as_it_is(tmp_path: Path) -> None:
+    """As when MESHD_HOME names a folder of something else by mistake."""
+    machine = Machine(tmp_path)
+    left = machine.file("home/.draft.tmp", "somebody's", 0o600)
+    os.utime(left, (0, 0))
+    (tmp_path / "home").chmod(0o755)
+    done = machine.run("--fix")
+    assert "holds no node of meshd" in done.stdout
+    assert left.exists() and stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o755
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
