@@ -1,7 +1,7 @@
 """The port on loopback that serves metrics over HTTP, for a Prometheus on this machine.
 
 It speaks only as much HTTP as a scraper needs, so that a worker needs no HTTP library. A web page could have
-a browser ask this port under a name of its own (DNS rebinding), so the Host must be loopback, too.
+a browser ask this port under its own domain name (DNS rebinding), so the Host must be loopback, too.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ class MetricsPort:
     def __init__(self, sock: socket.socket, exposition: Exposition) -> None:
         self._sock = sock
         self._exposition = exposition
-        self._readers: set[_Reader] = set()
-        self._answered: set[_Reader] = set()  # those whose reply is being made
+        self._readers: set[Reader] = set()
+        self._answered: set[Reader] = set()  # those whose reply is being made
         self._owner: Owner | None = None
 
     @property
@@ -71,7 +71,7 @@ class MetricsPort:
             async with Owner() as owner:
                 self._owner = owner
                 owner.start(self._sweep(), name="metrics readers")
-                await accept_from(self._sock, lambda: _Reader(self))
+                await accept_from(self._sock, lambda: Reader(self))
         finally:
             self._sock.close()
             for reader in tuple(self._readers):
@@ -79,31 +79,31 @@ class MetricsPort:
 
     async def _sweep(self) -> None:
         """Abort readers that were there at the last look already."""
-        there: frozenset[_Reader] = frozenset()
+        there: frozenset[Reader] = frozenset()
         while True:
             await asyncio.sleep(READER_SECONDS)
             for reader in there & self._readers:
                 reader.abort()
             there = frozenset(self._readers)
 
-    def admit(self, reader: "_Reader") -> bool:
+    def admit(self, reader: "Reader") -> bool:
         """Take a reader, unless there are too many."""
         if len(self._readers) >= MAX_READERS:
             return False
         self._readers.add(reader)
         return True
 
-    def leave(self, reader: "_Reader") -> None:
+    def leave(self, reader: "Reader") -> None:
         """Forget a reader, but one whose reply is being made keeps its place until it is."""
         if reader not in self._answered:
             self._readers.discard(reader)
 
-    def answer(self, reader: "_Reader", *, head_only: bool) -> None:
+    def answer(self, reader: "Reader", *, head_only: bool) -> None:
         """Begin to answer a request."""
         if self._owner is not None:
             self._owner.start_for("local client", self._reply(reader, head_only), name="metrics")
 
-    async def _reply(self, reader: "_Reader", head_only: bool) -> None:
+    async def _reply(self, reader: "Reader", head_only: bool) -> None:
         self._answered.add(reader)
         try:
             body = (await self._exposition()).encode()
@@ -114,7 +114,7 @@ class MetricsPort:
         reader.reply("200 OK", body, CONTENT_TYPE, head_only=head_only)
 
 
-class _Reader(asyncio.Protocol):
+class Reader(asyncio.Protocol):
     """One connection: one request, one reply."""
 
     def __init__(self, port: MetricsPort) -> None:

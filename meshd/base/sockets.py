@@ -60,7 +60,7 @@ async def accept_from(
     *,
     hears: Callable[[str], bool] = _anybody,
 ) -> None:
-    """Give each connection that comes in a protocol of its own, until cancelled; then close `server`.
+    """Serve each incoming connection by a new protocol, until cancelled; then close `server`.
 
     Connections from a host that `hears` refuses are closed at once: a flood costs little. Not asyncio's own
     server: when that is closed while a connection is coming in, the socket is lost.
@@ -86,7 +86,7 @@ async def accept_from(
                 continue  # else the network's trouble with that one connection, as Linux tells it here
             if connection is None:
                 continue
-            # Hand it to a protocol of its own; a bug there costs that connection only.
+            # Hand it to a new protocol; a bug there costs that connection only.
             try:
                 with Contained("network", "connection"):
                     connection.setblocking(False)

@@ -531,7 +531,7 @@ class DaemonControl(TunnelAnswers):
             gateway.drains = on
 
     async def lift_drains(self) -> None:
-        """Lift a drain that nobody asks for any more (whoever waits keeps asking). Runs until cancelled."""
+        """Lift a drain that is no longer asked for, as by a client that was killed. Runs until cancelled."""
         while True:
             await self._drains.wait()
             left = self._drain_ends - asyncio.get_running_loop().time()

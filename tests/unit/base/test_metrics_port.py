@@ -14,7 +14,7 @@ from meshd.base.metrics_port import (
     MAX_READERS,
     MAX_REQUEST_BYTES,
     MetricsPort,
-    _Reader,
+    Reader,
     listen_for_scrapers,
 )
 from meshd.base.tasks import Owner
@@ -171,11 +171,11 @@ def test_whatever_comes_in_is_answered_once_refused_or_cut_off(pieces: list[byte
     answered: list[bool] = []
 
     class Port(MetricsPort):
-        def answer(self, reader: _Reader, *, head_only: bool) -> None:
+        def answer(self, reader: Reader, *, head_only: bool) -> None:
             answered.append(head_only)
 
     with socket.socket() as unused:
-        reader, transport = _Reader(Port(unused, _text)), _Written()
+        reader, transport = Reader(Port(unused, _text)), _Written()
         reader.connection_made(transport)
         for piece in pieces:
             reader.data_received(piece)
