@@ -5,7 +5,6 @@ what it does (PROGRESS), so this daemon need not model its work: it ends a serve
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -114,7 +113,6 @@ def most_memory(lent: int, threads: int) -> int:
     The buffers of its head; a work buffer of graphs and kept graphs, with the limits of graphs.cpp
     (docs/native-backend.md has them); its threads' stacks, and the program itself.
     """
-    threads = threads or os.cpu_count() or 1
     work = max(lent, (64 << 20) + (threads << 20))
     graphs = max(lent // 16, 48 << 20)
     return lent + work + graphs + threads * _STACK_BYTES + _PROGRAM_BYTES
