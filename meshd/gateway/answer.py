@@ -255,7 +255,6 @@ class Answer:
         Raises HttpRefusal, unless a stream has begun: then the failure is its last event.
         """
         context, reply, self._turn = self._context, self._reply, turn
-        failure = _DIFFERS  # of the last attempt
         try:
             async with context.until_stopped(), AsyncExitStack() as held:
                 held.callback(self._note_end)
@@ -287,11 +286,12 @@ class Answer:
                                 await reply.note(self._notes)
                             return await self._pass_events(answer)
                     except UpstreamLost as lost:
-                        failure = await self._note_loss(lost)
+                        failure = await self._note_loss(lost)  # of the last attempt
                         if context.fails_over:  # else the comments tell why the model is not ready
                             await reply.say(failure.message)
                     except OtherAnswer as other:  # this attempt's answer does not fit what the client has
                         _log.info("answer_differs", why=other.what)
+                        failure = _DIFFERS
 
                     # 5. Retry when the model is ready again, for what the client lacks. Comments are allowed
                     #    meanwhile, also if the loss came within an event, and the first tells of it at once.
