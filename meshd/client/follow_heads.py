@@ -66,10 +66,6 @@ class HeadFollower:
         if (head := self._followed.get(peer)) is not None:
             self._followed[peer] = replace(head, avoided_until=now + HEAD_AVOIDED_SECONDS)
 
-    async def changed(self, seen: int) -> int:
-        """Wait for a change of the mesh, as Mesh.changed does."""
-        return await self._mesh.changed(seen)
-
     async def serve(self) -> None:
         """Follow the present heads until cancelled."""
         seen = -1

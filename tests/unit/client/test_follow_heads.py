@@ -1,16 +1,18 @@
 """Which heads a client asks what they serve, where members would have it ask theirs alone."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.peer_limits import HEADS_FOLLOWED, HEADS_FOLLOWED_OF_ISSUER
 from meshd.base.tasks import Owner
 from meshd.client.follow_heads import HeadFollower
-from meshd.client.head_choice import heads_to_follow
+from meshd.client.head_choice import HEAD_AVOIDED_SECONDS, heads_to_follow
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Chain
 from meshd.peer.interface import PeerState, Stream
@@ -65,15 +67,17 @@ def test_shares_are_equal_and_the_choice_is_steady(
 
 
 class Scene:
-    """A client that follows heads; their mesh is in memory."""
+    """A client that follows heads; their mesh is in memory. `opened`: when it opened streams to them."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net, only: Sequence[str] = ()) -> None:
         self.net = net
         self.mesh = net.mesh("client", "client")
-        self.follower = HeadFollower(self.mesh, self._open)
+        self.follower = HeadFollower(self.mesh, self._open, only)
+        self.opened: list[float] = []
 
     async def _open(self, to: PeerId, service: str) -> Stream:
         await asyncio.sleep(0)
+        self.opened.append(asyncio.get_running_loop().time())
         return self.mesh.open_stream(to, service, metadata={})
 
     def head(self, name: str, invite: str) -> FakeMesh:
@@ -96,9 +100,9 @@ async def _tells(stream: Stream) -> None:
 
 
 @asynccontextmanager
-async def scene() -> AsyncIterator[Scene]:
+async def scene(*only: str) -> AsyncIterator[Scene]:
     async with Owner() as owner:
-        it = Scene(Net(owner))
+        it = Scene(Net(owner), only)
         owner.start(it.follower.serve(), name="follow heads")
         yield it
         owner.cancel()
@@ -115,3 +119,58 @@ async def test_a_late_head_of_another_invite_is_asked() -> None:
             mesh.role = "worker"
             mesh.say(PeerState.CONNECTED)
         await until(lambda: it.told == {"honest", *(mesh.name for mesh in bad[20:])})
+
+
+@pytest.mark.virtual
+async def test_a_head_that_refuses_is_asked_again_at_growing_intervals() -> None:
+    async with scene() as it:
+        mesh = it.head("judge", "home")
+        mesh.handle(SERVING_SERVICE, _tells, allow=lambda _member, _metadata: "not now")
+        await asyncio.sleep(125)
+        waits = [round(after - before, 1) for before, after in itertools.pairwise(it.opened)]
+        assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+        [known] = it.follower.known()
+        assert known.told is None and "not now" in known.why_not
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(("seconds", "wait"), [(29.9, 1.0), (30.1, 0.5)])
+async def test_a_head_that_was_followed_for_long_is_asked_again_soon(seconds: float, wait: float) -> None:
+    async def tells(stream: Stream) -> None:
+        await MessageStream(stream).send(ServingTold(()).encode())
+        await asyncio.sleep(seconds)
+        stream.write_eof()
+
+    async with scene() as it:
+        mesh = it.head("desk", "home")
+        mesh.handle(SERVING_SERVICE, tells, allow=lambda _member, _metadata: None)
+        await asyncio.sleep(40)
+        first, second = it.opened
+        assert second - first == pytest.approx(seconds + wait, abs=0.01)
+
+
+@pytest.mark.virtual
+async def test_names_that_no_head_has_are_told_until_one_has() -> None:
+    async with scene("desk", "attic") as it:
+        assert it.follower.unknown_names() == ["desk", "attic"]
+        it.head("desk", "home")
+        worker = it.head("attic", "home")
+        worker.role = "worker"
+        it.head("garage", "home")
+        await asyncio.sleep(1)
+        assert it.follower.unknown_names() == ["attic"], "a worker of that name is no head"
+        assert it.told == {"desk"}, "others are not asked"
+
+
+@pytest.mark.virtual
+async def test_requests_and_troubles_are_noted_of_heads_that_are_followed() -> None:
+    async with scene() as it:
+        desk, gone = it.head("desk", "home").key.peer, peer(7)
+        await asyncio.sleep(1)
+        for by in (1, 1, -1):
+            it.follower.began(desk, by)
+            it.follower.began(gone, by)
+        it.follower.avoid(desk, 100.0)
+        it.follower.avoid(gone, 100.0)
+        [known] = it.follower.known()
+        assert (known.mine, known.avoided_until) == (1, 100.0 + HEAD_AVOIDED_SECONDS)

@@ -63,6 +63,14 @@ async def ask(here: World, path: str = CHAT, *, key: str = "", **fields: object)
         return Reply(reply.status, body, reply.headers, now() - began)
 
 
+async def send(
+    here: World, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+) -> Reply:
+    began = now()
+    async with here.http.request(method, here.url + path, headers=headers, data=body) as reply:
+        return Reply(reply.status, await reply.read(), reply.headers, now() - began)
+
+
 def in_turn(*answers: Answer) -> Answer:
     """The first request gets the first of these, and so on; the last one is for all others."""
     left = list(answers)
