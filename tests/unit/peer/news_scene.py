@@ -173,6 +173,10 @@ class Listener:
         told, self._told = self._told, []
         return told
 
+    def told_of(self, kind: type[wire.News]) -> bool:
+        """Say whether such news have come since the last time."""
+        return any(isinstance(news, kind) for _, news in self._told)
+
     def digests_at(self) -> list[float]:
         """Return when it was told digests since the last time."""
         return [at for at, news in self.told_at() if isinstance(news, wire.DigestNews)]

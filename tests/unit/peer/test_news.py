@@ -3,6 +3,7 @@ not listened to any more.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -39,10 +40,12 @@ from meshd.wire.news import (
     BanNews,
     BucketsNews,
     DigestNews,
+    News,
     PresenceNews,
     RecordNews,
 )
 
+from tests.sim.loop import until
 from tests.unit.identity.cast import (
     ADMIN,
     ADMIN_CHAIN,
@@ -55,8 +58,6 @@ from tests.unit.identity.cast import (
     MESH,
     STRANGER,
     WORKER,
-    certificate,
-    key,
 )
 from tests.unit.peer.news_scene import OWN, Listener, Telling, ban_of
 from tests.unit.rendezvous.test_book import record
@@ -119,11 +120,10 @@ async def test_who_never_agrees_is_asked_less_and_less_until_it_does() -> None:
         listener = Listener(here, owner)
         times = []
         for _ in range(8):
-            while not (at := listener.digests_at()):
-                await asyncio.sleep(0.5)
-            times += at
+            await until(lambda: listener.told_of(DigestNews), seconds=2 * MAX_COMPARE_SECONDS)
+            times += listener.digests_at()
             await listener.tell(OTHER_DIGEST)
-        gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         # the first answer, to what begins the stream, doubles nothing
         assert gaps == pytest.approx([60, 120, 240, 480, 960, 1920, MAX_COMPARE_SECONDS], abs=1)
         listener.agrees = True
@@ -384,7 +384,7 @@ async def test_what_cannot_be_read_costs_little_and_what_is_of_a_later_version_i
         owner.cancel()
 
 
-INVALID = {
+INVALID: dict[str, News] = {
     "record": news_of(record(GUEST, 9, chain=INVITER_CHAIN)),
     "ban": BanNews(ban_of(STRANGER)[:-1] + bytes([ban_of(STRANGER)[-1] ^ 1])),
     "sign": presence(Presence(ADMIN.peer, 1, 9, bytes(64))),
@@ -420,8 +420,7 @@ async def test_who_tells_much_waits() -> None:
         signs, began = int(NEWS_CHECKS.burst + NEWS_CHECKS.per_second), loop.time()
         for at in range(0, signs, 100):
             await listener.tell(presence(*map(sign, range(at + 1, at + 101))))
-        while here.gossip.order(ADMIN.peer)[1] < signs:
-            await asyncio.sleep(0.01)
+        await until(lambda: here.gossip.order(ADMIN.peer)[1] == signs)
         assert loop.time() - began == pytest.approx(1.0, abs=0.17), "sixteen are checked before each pause"
         owner.cancel()
 
@@ -524,7 +523,7 @@ class Opened:
         far.reset(1, "lost")
 
     def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
+        return [later - earlier for earlier, later in itertools.pairwise(self.at)]
 
 
 @pytest.mark.parametrize(
