@@ -3,10 +3,26 @@
 import asyncio
 
 import pytest
-from meshd.base.errors import Broken, Busy, Closed, EndOfStream, LocalProtocolError, Refused
+from meshd.base.errors import (
+    Broken,
+    Busy,
+    Closed,
+    EndOfStream,
+    LocalProtocolError,
+    Refused,
+    UserError,
+)
+from meshd.base.peer_limits import NEWS_STREAMS
+from meshd.base.tasks import Owner
+from meshd.mux import events
 from meshd.mux.events import Code
-from meshd.peer.streams import MeshStream
+from meshd.peer.interface import Stream
+from meshd.peer.node import Service
+from meshd.peer.streams import FAILED, MAX_REASON, MeshStream, Streams
 
+from tests.unit.admin import test_snapshot
+from tests.unit.mux.script import Two
+from tests.unit.peer.news_scene import Telling
 from tests.unit.tunnel.far import PEER, streams
 
 pytestmark = pytest.mark.virtual
@@ -169,3 +185,197 @@ async def test_two_readers_are_one_too_many() -> None:
     await asyncio.sleep(0)
     near.feed(b"x")
     assert await second == b"x"
+
+
+# All streams of a session.
+
+
+class Both:
+    """Two sessions on one link, and the streams of the follower, who serves."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.here = Telling()
+        self.two = Two()
+        self.two.link()
+        self.blamed: list[str] = []
+        self.wakes = 0
+        self.member = test_snapshot.member()
+        self.streams = Streams(
+            session=self.two.follower.session,
+            peer=PEER,
+            node=self.here.node,
+            owner=owner,
+            wake=self._wake,
+            pass_on=lambda _id, _data: False,
+            blame=lambda fault: self.blamed.append(fault.what),
+        )
+        self.served: list[Stream] = []
+        self.held: asyncio.Event = asyncio.Event()
+        self.releases = 0
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    async def hold(self, stream: Stream) -> None:
+        """Serve a stream until it is let go."""
+        self.served.append(stream)
+        await self.held.wait()
+
+    def serve(self, name: str = "hold", **options: bool) -> None:
+        self.here.node.services[name] = Service(self.hold, lambda _member, _metadata: None, **options)
+
+    def release(self) -> None:
+        self.releases += 1
+
+    async def call(self, service: str = "hold", *, member: bool = True) -> tuple[int, tuple[int, str] | None]:
+        """Let the leader open a stream; return its number, and how it was reset if it was."""
+        number = self.two.leader.open(service)
+        wire = next(iter(self.two.wires.values()))
+        self.two.send(self.two.leader, wire)
+        data = bytes(wire.to["follower"])
+        wire.to["follower"].clear()
+        for event in self.two.follower.session.receive(wire.link_id, data, self.two.now):
+            self.streams.feed(event, self.member if member else None)
+        await asyncio.sleep(0.001)
+        self.two.send(self.two.follower, wire)
+        self.two.deliver(self.two.leader, wire)
+        return number, self.two.leader.resets.get(number)
+
+
+async def test_a_service_that_is_not_there_refuses_by_its_code() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        both.serve()
+        for service, member in (("nothing", True), ("hold", False)):
+            _, reset = await both.call(service, member=member)
+            assert reset is not None and reset[0] == Code.UNKNOWN_SERVICE and f"`{service}`" in reset[1]
+        number, reset = await both.call()
+        assert reset is None and number in both.two.leader.accepted
+        assert [stream.service for stream in both.served] == ["hold"]
+        assert both.streams.in_use
+        both.held.set()
+
+
+async def test_who_may_not_is_told_why_in_few_words() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        both.here.node.services["hold"] = Service(both.hold, lambda _member, _metadata: "no" * 200)
+        _, reset = await both.call()
+        assert reset == (Code.REFUSED, ("no" * 200)[:MAX_REASON]) and both.served == []
+
+        def breaks(_member: object, _metadata: object) -> None:
+            raise KeyError("a bug")
+
+        both.here.node.services["hold"] = Service(both.hold, breaks)
+        _, reset = await both.call()
+        assert reset == (Code.REFUSED, FAILED) and len(both.blamed) == 1
+
+
+async def test_a_reserved_place_comes_back_when_the_handler_has_ended() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        both.here.node.services["hold"] = Service(both.hold, lambda _member, _metadata: both.release)
+        _, reset = await both.call()
+        assert reset is None and both.releases == 0
+        both.held.set()
+        await asyncio.sleep(0.001)
+        assert both.releases == 1
+
+
+async def test_of_some_services_a_peer_has_one_stream_and_the_next_at_a_pace() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        both.serve(once=True)
+        taken = 0
+        for _ in range(int(NEWS_STREAMS.burst)):
+            _, reset = await both.call()
+            taken += reset is None
+            _, reset = await both.call()
+            assert reset is not None and reset[0] == Code.REFUSED, "there is one"
+            both.held.set()
+            await asyncio.sleep(0.001)
+            both.held.clear()
+        assert taken == NEWS_STREAMS.burst
+        _, reset = await both.call()
+        assert reset is not None, "too many in turn"
+        await asyncio.sleep(1 / NEWS_STREAMS.per_second)
+        _, reset = await both.call()
+        assert reset is None
+        both.held.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "why"),
+    [
+        (KeyError("a bug"), Code.BROKEN, FAILED),
+        (Broken("the line is cut"), Code.BROKEN, "the line is cut"),
+        (EndOfStream("over"), Code.BROKEN, "over"),
+        (Busy("b" * 300), Code.BROKEN, "b" * MAX_REASON),
+        (Refused("no", code="full"), Code.REFUSED, "no"),
+        (UserError("u" * 300), Code.REFUSED, "u" * MAX_REASON),
+    ],
+)
+async def test_a_handler_that_fails_resets_its_stream_and_says_why(
+    error: Exception, code: Code, why: str
+) -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+
+        async def fails(_stream: Stream) -> None:
+            raise error
+
+        both.here.node.services["hold"] = Service(fails, lambda _member, _metadata: None)
+        number, reset = await both.call()
+        assert reset == (code, why) and number not in both.streams.by_id
+        assert len(both.blamed) == isinstance(error, KeyError)
+
+
+async def test_what_the_node_stops_is_reset_so() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        both.serve()
+        number, _ = await both.call()
+        owner.cancel()
+    wire = next(iter(both.two.wires.values()))
+    both.two.send(both.two.follower, wire)
+    both.two.deliver(both.two.leader, wire)
+    assert both.two.leader.resets[number][0] == Code.SHUTDOWN
+
+
+async def test_streams_that_are_opened_here_are_accepted_refused_fed_and_broken() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        one, two, three = (both.streams.open(name, {}, bulk=False) for name in ("news", "signal", "other"))
+        assert both.wakes == 3
+        ids = list(both.streams.by_id)
+        accepting = owner.start(one.accepted(), name="accept")
+        both.streams.feed(events.StreamAccepted(ids[0]), None)
+        await accepting
+        both.streams.deliver(ids[0], b"data")
+        assert await one.read() == b"data"
+        both.streams.feed(events.StreamEnded(ids[0]), None)
+        with pytest.raises(EndOfStream):
+            await one.read()
+        both.streams.feed(events.StreamReset(ids[1], Code.REFUSED, "no"), None)
+        with pytest.raises(Refused, match="no"):
+            await two.accepted()
+        assert list(both.streams.by_id) == [ids[0], ids[2]]
+        for gone in (events.StreamAccepted(ids[1]), events.StreamEnded(99), events.Writable(99)):
+            both.streams.feed(gone, None)
+        both.streams.deliver(99, b"for nobody")
+        three.reset(1, "done")
+        left = [stream.service for stream in both.streams.by_id.values()]
+        assert (both.streams.in_use, left) == (False, ["news"])
+        both.streams.break_all("the session has ended")
+        assert both.streams.by_id == {}
+        with pytest.raises(Broken, match="session has ended"):
+            await one.write(b"x")
+
+
+async def test_no_stream_opens_in_a_session_that_is_over() -> None:
+    async with Owner() as owner:
+        both = Both(owner)
+        both.two.follower.session.goodbye(Code.NONE, "over")
+        with pytest.raises(Broken):
+            both.streams.open("other", {}, bulk=False)
+        assert both.streams.by_id == {}
