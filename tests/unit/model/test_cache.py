@@ -273,3 +273,52 @@ def test_any_metadata_gives_sizes(architecture: str, keys: dict[str, Plain], lay
     sizes = cache.layer_bytes(ContextShape(512))
     assert len(sizes) == layers
     assert all(size >= 0 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "drafted", "outputs"),
+    [
+        (ContextShape(1000), 0, 1),
+        (ContextShape(1000, drafted=5), 5, 6),
+        (ContextShape(1000, parallel=4, drafted=5, batch=24), 5, 24),
+        (ContextShape(1000, parallel=4, drafted=5, batch=23), 4, 23),
+        (ContextShape(1000, parallel=4, drafted=5, batch=8), 1, 8),
+        (ContextShape(1000, parallel=4, drafted=5, batch=4), 0, 4),
+        (ContextShape(1000, parallel=4, drafted=5, batch=3), 0, 3),
+    ],
+)
+def test_drafts_fit_into_a_batch(shape: ContextShape, drafted: int, outputs: int) -> None:
+    assert (shape.most_drafted, shape.outputs) == (drafted, outputs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (ContextShape(8192), "8192 tokens"),
+        (ContextShape(8192, parallel=2), "2 x 4096 tokens"),
+        (ContextShape(8192, parallel=2, unified=True), "8192 tokens"),
+    ],
+)
+def test_a_context_in_words(shape: ContextShape, text: str) -> None:
+    assert shape.text == text
+
+
+def test_a_step_is_as_large_as_the_smallest_of_its_bounds() -> None:
+    assert ContextShape(100).step_tokens == 100
+    assert ContextShape(8192, batch=256).step_tokens == 256
+    assert ContextShape(8192, micro_batch=64).step_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("shape", "cells"),
+    [
+        (ContextShape(8192), 1024 + 512),
+        (ContextShape(1024), 1024),
+        (ContextShape(8192, full_windows=True), 8192),
+        (ContextShape(8192, parallel=2), 1024 + 512),
+        (ContextShape(8192, parallel=2, unified=True), 2 * 1024 + 512),
+        (ContextShape(8192, micro_batch=1), 1024 + 256),
+    ],
+)
+def test_a_layer_with_a_window_keeps_the_window_and_a_step(shape: ContextShape, cells: int) -> None:
+    assert shape.window_cells(1024) == cells

@@ -3,7 +3,17 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.gguf_names import GgufFile, GgufModel, choose, is_model, models_in, quant_of
+from meshd.model.gguf_names import (
+    HEADER_SUFFIX,
+    GgufFile,
+    GgufModel,
+    choose,
+    file_names,
+    header_stem,
+    is_model,
+    models_in,
+    quant_of,
+)
 
 
 def _models(*paths: str) -> list[GgufModel]:
@@ -95,3 +105,26 @@ def test_the_ending_may_have_capitals() -> None:
     """Found by the fuzzer: a part that is there was said to be missing."""
     [model] = _models("m-00001-of-00003.GGUF", "m-00003-of-00003.gguf")
     assert model.missing == ("m-00002-of-00003.gguf",)
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [(1, ["m.gguf"]), (2, ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"])],
+)
+def test_the_files_of_a_model_are_numbered_if_there_are_several(count: int, names: list[str]) -> None:
+    assert file_names("m", count) == names
+    assert file_names("m", 1, ".part") == ["m.part"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        (f"m{HEADER_SUFFIX}", "m"),
+        (f"m-00001-of-00002{HEADER_SUFFIX}", "m"),
+        ("m-00002-of-00002", "m"),
+        ("m", "m"),
+        ("m-1-of-2", "m-1-of-2"),
+    ],
+)
+def test_a_header_has_the_name_of_its_model(name: str, stem: str) -> None:
+    assert header_stem(name) == stem

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.model.layer_range import LayerRange, parse_layer_range
+from meshd.model.layer_range import MAX_LAYERS, LayerRange, parse_layer_range
 
 
 @given(st.text())
@@ -25,3 +25,15 @@ def test_one_layer_and_several() -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not NODE|last layer"):
         parse_layer_range(text)
+
+
+@pytest.mark.parametrize(("found", "count"), [(LayerRange("a", 7, 7), 1), (LayerRange("a", 0, 14), 15)])
+def test_both_ends_count(found: LayerRange, count: int) -> None:
+    assert found.count == count
+    assert str(found) == f"a={found.first}-{found.last}"
+
+
+def test_a_model_has_so_many_layers() -> None:
+    assert parse_layer_range(f"a={MAX_LAYERS - 1}").count == 1
+    with pytest.raises(ValueError, match="last layer"):
+        parse_layer_range(f"a={MAX_LAYERS}")

@@ -1,12 +1,22 @@
 """Sizes of layers, input and output."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.model.layers import ModelLayers, RopeScaling, longest_answer, read_layers
+from meshd.model.cache import ContextShape, LayerCache, ModelCache
+from meshd.model.layers import (
+    ModelLayers,
+    RopeScaling,
+    Widths,
+    compute_bound,
+    is_of_layer,
+    longest_answer,
+    read_layers,
+)
 
 from tests.gguf_bytes import Plain, Tensor, gguf, language_model, parse
 
@@ -151,3 +161,48 @@ WORDS = st.sampled_from(["--rope-scaling", "yarn", "--rope-scale", "--yarn-orig-
 @given(st.lists(WORDS | st.text(max_size=8), max_size=8))
 def test_whatever_is_given_leads_to_a_count_of_tokens(words: list[str]) -> None:
     assert 0 <= longest_answer(TRAINED, RopeScaling(), words) < 1 << 31
+
+
+@pytest.mark.parametrize(
+    ("name", "belongs"),
+    [("blk.0.attn_q.weight", True), ("blk.31.ffn_up.weight", True), ("output.weight", False), ("", False)],
+)
+def test_a_tensor_of_a_layer_is_known_by_its_name(name: str, belongs: bool) -> None:
+    assert is_of_layer(name) == belongs
+
+
+WIDTHS = Widths(embedding=100, attention=30, heads=4, feed_forward=200, experts=8, state=5, vocabulary=1000)
+FIXED_CPU, FIXED_GPU = 32 << 20, 64 << 20
+
+
+def _bound(
+    shape: ContextShape,
+    *,
+    window: int = 0,
+    on_gpu: bool = False,
+    with_layers: bool = False,
+    with_output: bool = False,
+    pipelined: bool = False,
+) -> int:
+    """What is counted beyond what is fixed."""
+    layers = (LayerCache(key=1, value=1), LayerCache(key=1, value=1, window=window))
+    model = replace(_model(), widths=WIDTHS, largest_elements=7, cache=ModelCache(layers, exact=True))
+    bound = compute_bound(
+        model, shape, on_gpu=on_gpu, with_layers=with_layers, with_output=with_output, pipelined=pipelined
+    )
+    return bound - (FIXED_GPU + 2 * 7 if on_gpu else FIXED_CPU)
+
+
+def test_the_bound_of_computing_memory_is_the_sum_that_its_text_gives() -> None:
+    flash = ContextShape(1024, micro_batch=128, parallel=2, drafted=3)
+    plain = replace(flash, flash_attention=False)
+    tokens, cells = 128, 512
+    inputs = tokens * cells * 2 + 12 * tokens * 100
+    assert _bound(flash) == _bound(flash, on_gpu=True) == inputs
+    assert _bound(flash, window=64) == 2 * tokens * cells * 2 + 12 * tokens * 100
+    assert _bound(plain) == tokens * cells * 4 + 12 * tokens * 100
+    assert _bound(flash, pipelined=True) == 4 * inputs
+    layer = 4 * tokens * (8 * 100 + 4 * (30 + 200 + 8)) + 64 * 5
+    assert _bound(flash, with_layers=True) - _bound(flash) == layer
+    assert _bound(plain, with_layers=True) - _bound(plain) == layer + 5 * tokens * cells * 4
+    assert _bound(flash, with_output=True) - _bound(flash) == 4 * 8 * (2 * 1000 + 100)

@@ -15,6 +15,7 @@ from meshd.model.model_name import (
     is_path,
     parse_model_name,
     split_models,
+    stem_of_ollama,
 )
 
 REGISTRY = "registry.ollama.ai"
@@ -204,3 +205,12 @@ def test_an_address_is_neither_a_name_nor_a_path(text: str, hint: str) -> None:
 def test_a_name_that_a_hint_gives_is_one() -> None:
     hint = hint_for_name("https://huggingface.co/a/b/blob/main/q/b-Q4_0.gguf")
     assert parse_model_name(hint.split("`")[1]) == HubName("a", "b", "q/b-Q4_0.gguf")
+
+
+def test_a_blob_elsewhere_is_called_by_its_name() -> None:
+    assert stem_of_ollama("ollama:library/qwen3:8b") == "library-qwen3-8b"
+
+
+@pytest.mark.parametrize("text", ["hf:org/repo:Q4", "ollama:qwen3:8b", "mesh:garage", "glm"])
+def test_a_name_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse_model_name(text)) == text

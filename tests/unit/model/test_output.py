@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.model.cache import ModelCache
 from meshd.model.layers import ModelLayers, Widths
-from meshd.model.output import AT_ONCE, DevicePath, choose_output
+from meshd.model.output import AT_ONCE, DevicePath, choose_output, output_on_cpu
 
 MODEL = ModelLayers(
     name="m.gguf",
@@ -76,3 +76,8 @@ def test_more_bytes_a_longer_way_and_a_slower_path_cost_more(rtt: float, rate: f
 def test_a_model_with_few_words_and_much_to_read_goes_to_the_worker() -> None:
     few = replace(MODEL, widths=replace(MODEL.widths, vocabulary=1000))
     assert not choose_output(few, DevicePath(0.02), slots=1, worker_is_gpu=True).on_head
+
+
+def test_the_matrix_that_is_kept_on_the_cpu_is_named() -> None:
+    assert output_on_cpu(replace(MODEL, tied=True)) == "token_embd.weight=CPU"
+    assert output_on_cpu(MODEL) == r"^output\.weight=CPU"

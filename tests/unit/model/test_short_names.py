@@ -11,6 +11,7 @@ from meshd.model.short_names import (
     short_layers,
     short_model,
     short_model_of,
+    stem_of,
 )
 
 BY_NAME = {model.name: model for model in SHORT_MODELS}
@@ -61,3 +62,7 @@ def test_a_real_size_replaces_the_estimate() -> None:
 def test_caches_of_8192_tokens_are_those_of_the_architecture(name: str, gigabytes: float) -> None:
     cache = BY_NAME[name].layers().cache.layer_bytes(ContextShape(8192))
     assert sum(cache) / 1e9 == pytest.approx(gigabytes, abs=0.01)
+
+
+def test_a_model_is_called_as_its_authors_call_its_file() -> None:
+    assert stem_of(SHORT_NAMES["glm"]) == "GLM-4.7-Flash-Q4_K_M"

@@ -186,3 +186,21 @@ def test_layers_of_the_head_are_predicted_within_the_time_that_it_did_not_wait()
     server, own = token_account(spent, TokenRounds(1, 1, 1)).parts
     assert own.seconds == pytest.approx(0.6) and own.source is PartSource.PREDICTED
     assert server.seconds == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("most", "part"),
+    [
+        (100, TokenRounds(100, 40, 160)),
+        (101, TokenRounds(100, 40, 160)),
+        (50, TokenRounds(50, 20, 80)),
+        (25, TokenRounds(25, 10, 40)),
+        (1, TokenRounds(1, 1, 2)),
+    ],
+)
+def test_a_part_of_the_rounds_keeps_their_shares(most: int, part: TokenRounds) -> None:
+    assert TokenRounds(100, 40, 160).part(most) == part
+
+
+def test_a_part_of_few_rounds_has_one_at_least() -> None:
+    assert TokenRounds(1000, 10, 10).part(1) == TokenRounds(1, 1, 1)

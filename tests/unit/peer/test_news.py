@@ -359,7 +359,6 @@ async def test_a_report_about_this_node_is_answered_with_a_sign_of_life() -> Non
         (lambda: [news_of(record(FOUNDER, OWN, chain=FOUNDER_CHAIN))], KNOWN_COST),
         (lambda: [news_of(record(FOUNDER, OWN + 1, chain=FOUNDER_CHAIN))], NEW_COST),
     ],
-    ids=str,
 )
 async def test_what_news_cost(say: Callable[[], list[RecordNews]], cost: float) -> None:
     async with Owner() as owner:
