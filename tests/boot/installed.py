@@ -31,18 +31,20 @@ def lacking() -> str:
     return f"the packages of the tests are not for the system's Python: there is no {PYTHON}"
 
 
-def fresh_machine(folder: Path, mounts: Mapping[Path, str], programs: Sequence[Path] = ()) -> Machine:
+def fresh_machine(
+    folder: Path, mounts: Mapping[Path, str], programs: Sequence[Path] = (), *, name: str = "booted"
+) -> Machine:
     """Prepare it; `programs` are folders with llama.cpp's programs, if it is to have them."""
     packages = [Path(place) for place in sys.path if place.endswith("site-packages")]
     source = Path(meshd.__file__).parents[1]
     mounted = {package: f"/opt/packages/{number}" for number, package in enumerate(packages)}
     mounted |= {source / name: f"/opt/source/{name}" for name in ("meshd", "native", "configs")}
-    machine = Machine(folder, "/opt/meshd/bin/meshd", mounts={**mounts, **mounted})
+    machine = Machine(folder, "/opt/meshd/bin/meshd", mounts={**mounts, **mounted}, name=name)
     machine.prepare()
-    for name in _FRESH:
-        (machine.upper / name).mkdir(parents=True, exist_ok=True)
+    for place in _FRESH:
+        (machine.upper / place).mkdir(parents=True, exist_ok=True)
         if sys.platform == "linux":
-            os.setxattr(machine.upper / name, "trusted.overlay.opaque", b"y")
+            os.setxattr(machine.upper / place, "trusted.overlay.opaque", b"y")
     (machine.upper / "root").chmod(0o700)
     _install(machine.upper, len(packages))
     if programs:

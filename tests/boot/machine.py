@@ -1,7 +1,7 @@
 """A machine that systemd starts as process 1, in namespaces, over the files of another root.
 
 What is written stays in a folder, so that the machine can be switched off and on again. It has no network but
-loopback.
+loopback, or that of a namespace made for it, which stays when it is off.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,8 @@ BOOT_SECONDS = 90.0
 END_SECONDS = 60.0
 RUN_SECONDS = 180.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_MACHINE_ID = "6d657368642d626f6f742d7465737400"
-_NAMESPACES = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork"]
+HOME = "/root"
+_NAMESPACES = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--fork"]
 _ENTERED = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--wdns=/", "--"]
 # Everything but what systemd does itself. $1: the folder; the rest: files of this machine and their places.
 _START = """
@@ -61,7 +62,7 @@ def skip_reason() -> str:
         "mount -t cgroup2 cgroup2 /mnt; mount -t tmpfs tmpfs /mnt; mkdir /mnt/u /mnt/w /mnt/root; "
         "mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/root"
     )
-    done = subprocess.run([*_NAMESPACES, "sh", "-ec", tried], capture_output=True, text=True, check=False)
+    done = subprocess.run([*_NAMESPACES, "--net", "sh", "-ec", tried], capture_output=True, text=True, check=False)
     return f"no namespaces with mounts can be made here: {done.stderr.strip()}" if done.returncode else ""
 
 
@@ -69,13 +70,15 @@ def skip_reason() -> str:
 class Machine:
     """`folder` holds what it has written over the files of `root`; `mounts` are more files, and their places.
 
-    `program`: the path of meshd there.
+    `program`: the path of meshd there. `network`: the file of a network namespace, in place of loopback alone.
     """
 
     folder: Path
     program: str
     root: Path = Path("/")
     mounts: Mapping[Path, str] = field(default_factory=dict)
+    name: str = "booted"
+    network: Path | None = None
     _leader: int = 0
     _outer: "subprocess.Popen[bytes] | None" = None
     _group: Path | None = None
@@ -89,7 +92,9 @@ class Machine:
         """Make what every machine has of its own."""
         for name in ("work", "root", "upper/etc/systemd/system", "upper/var/log/journal"):
             (self.folder / name).mkdir(parents=True)
-        for name, text in (("machine-id", f"{_MACHINE_ID}\n"), ("fstab", ""), ("hostname", "booted\n")):
+        machine_id = uuid.uuid5(uuid.NAMESPACE_DNS, self.name).hex
+        files = {"machine-id": f"{machine_id}\n", "fstab": "", "hostname": f"{self.name}\n"}
+        for name, text in files.items():
             (self.upper / "etc" / name).write_text(text)
         (self.upper / "etc/systemd/system/console-getty.service").symlink_to("/dev/null")
 
@@ -100,10 +105,12 @@ class Machine:
         words = [str(self.folder), str(SYSTEMD), PATH, str(self.root)]
         words += [str(part) for pair in self.mounts.items() for part in pair]
         enter = f'echo $$ > "{self._group}/cgroup.procs"; exec "$@"'
+        alone = ["--net"] if self.network is None else []
+        network = [] if self.network is None else ["nsenter", f"--net={self.network}", "--"]
         console = (self.folder / "console").open("ab")
         with console:
             self._outer = subprocess.Popen(
-                ["sh", "-c", enter, "sh", *_NAMESPACES, "--kill-child", "sh", "-c", _START, "sh", *words],
+                ["sh", "-c", enter, "sh", *network, *_NAMESPACES, *alone, "--kill-child", "sh", "-c", _START, "sh", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -156,11 +163,17 @@ class Machine:
                         assert time.monotonic() < deadline, f"{folder} is in use"
                         time.sleep(0.02)
 
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """The words before a program that is to run there, as root; others after each boot."""
+        enter = ("nsenter", f"--target={self._leader}", *_ENTERED)
+        return (*enter, "env", f"HOME={HOME}", f"PATH={PATH}", "sh", "-c", 'cd && exec "$@"', "sh")
+
     def run(self, *words: str, user: str = "", text: str = "") -> "subprocess.CompletedProcess[str]":
         """Run a program there, as root or as another user; `text` is its standard input."""
         enter = ["nsenter", f"--target={self._leader}", *_ENTERED]
         become = ["runuser", "-u", user, "--"] if user else []
-        home = f"/home/{user}" if user else "/root"
+        home = f"/home/{user}" if user else HOME
         return subprocess.run(
             [*enter, "env", "-i", f"HOME={home}", f"PATH={PATH}", *become, *words],
             input=text,

@@ -73,6 +73,11 @@ class Terminal:
         return self.code is None
 
     @property
+    def has_ended(self) -> bool:
+        """True once its shell is gone, as after a reboot of its machine."""
+        return self._shell.poll() is not None
+
+    @property
     def code(self) -> int | None:
         """The exit code of the last command; None while it runs."""
         found = _PROMPT.search("\n".join(self._lines()))

@@ -14,7 +14,7 @@ those of the bench.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,7 +25,7 @@ from typing import Self
 
 from tests.netns.terminal import Terminal
 
-STAYS = re.compile(r"meshd (?:worker|serve|client|relay|logs -f)\b")
+STAYS = re.compile(r"meshd (?:worker|serve|client|relay|logs -f|service logs .*-f)\b")
 COMMAND_SECONDS = 120.0
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"`([\w./~-]+)`:\s*\Z")
@@ -134,9 +134,16 @@ class Machine:
 class Walkthrough:
     """Context manager: the terminals of these machines; those that are busy at its end get Ctrl-C."""
 
-    def __init__(self, machines: Mapping[str, Machine], replaced: Mapping[str, str]) -> None:
-        """`replaced`: what stands here in place of what a page has."""
-        self._machines, self._replaced = machines, replaced
+    def __init__(
+        self,
+        machines: Mapping[str, Machine],
+        replaced: Mapping[str, str],
+        by_bench: Mapping[str, Callable[[], None]] | None = None,
+    ) -> None:
+        """`replaced`: what stands here in place of what a page has. `by_bench`: commands that the bench does
+        in another way, as they concern more than one machine, or end one.
+        """
+        self._machines, self._replaced, self._by_bench = machines, replaced, by_bench or {}
         self._stack = ExitStack()
         self._copied: dict[str, str] = {}
 
@@ -174,6 +181,9 @@ class Walkthrough:
         path.write_text(self._typed(step.text), encoding="utf-8")
 
     def _run(self, step: Command) -> None:
+        if step.text in self._by_bench:
+            self._by_bench[step.text]()
+            return
         terminal = self._free_terminal(step.machine)
         terminal.type(self._typed(step.text))
         if STAYS.search(step.text) is not None:
@@ -206,6 +216,7 @@ class Walkthrough:
 
     def _free_terminal(self, name: str) -> Terminal:
         machine = self._machines[name]
+        machine.terminals = [terminal for terminal in machine.terminals if not terminal.has_ended]
         if not machine.terminals or machine.terminals[-1].is_busy:
             terminal = Terminal(machine.prefix, folder=machine.folder, environment=machine.environment)
             machine.terminals.append(self._stack.enter_context(terminal))
