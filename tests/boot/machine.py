@@ -62,7 +62,9 @@ def skip_reason() -> str:
         "mount -t cgroup2 cgroup2 /mnt; mount -t tmpfs tmpfs /mnt; mkdir /mnt/u /mnt/w /mnt/root; "
         "mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/root"
     )
-    done = subprocess.run([*_NAMESPACES, "--net", "sh", "-ec", tried], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*_NAMESPACES, "--net", "sh", "-ec", tried], capture_output=True, text=True, check=False
+    )
     return f"no namespaces with mounts can be made here: {done.stderr.strip()}" if done.returncode else ""
 
 
@@ -70,7 +72,7 @@ def skip_reason() -> str:
 class Machine:
     """`folder` holds what it has written over the files of `root`; `mounts` are more files, and their places.
 
-    `program`: the path of meshd there. `network`: the file of a network namespace, in place of loopback alone.
+    `program`: the path of meshd there. `network`: the file of a network namespace, instead of loopback alone.
     """
 
     folder: Path
@@ -110,7 +112,21 @@ class Machine:
         console = (self.folder / "console").open("ab")
         with console:
             self._outer = subprocess.Popen(
-                ["sh", "-c", enter, "sh", *network, *_NAMESPACES, *alone, "--kill-child", "sh", "-c", _START, "sh", *words],
+                [
+                    "sh",
+                    "-c",
+                    enter,
+                    "sh",
+                    *network,
+                    *_NAMESPACES,
+                    *alone,
+                    "--kill-child",
+                    "sh",
+                    "-c",
+                    _START,
+                    "sh",
+                    *words,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,

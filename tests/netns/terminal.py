@@ -57,14 +57,19 @@ class Terminal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.hang_up()
+        finally:
+            os.close(self._end)
+
+    def hang_up(self) -> None:
+        """End the shell, as if the connection to its machine were gone."""
+        try:
             if self._shell.poll() is None:
                 self._shell.send_signal(signal.SIGHUP)
             self._shell.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._shell.kill()
             self._shell.wait(END_SECONDS)
-        finally:
-            os.close(self._end)
 
     @property
     def is_busy(self) -> bool:
