@@ -79,8 +79,8 @@ class Layout:
     def wrapped(self, text: str, indent: int = 0) -> str:
         """Return inert text in lines that fit, all but the first indented.
 
-        Lines are broken at spaces, though not between backticks; a word that is too long stays whole, and so
-        does a line that is a command, which somebody will copy.
+        Lines are broken at spaces, though not between backticks, and in a path that is too long at slashes.
+        Any other word that is too long stays whole, as does a command, which somebody will copy.
         """
         lines = text.split("\n")
         if self.width is not None and self.width - indent >= _LEAST_CELLS:
@@ -232,10 +232,21 @@ def _width_of(columns: Sequence[Sequence[str]]) -> int:
     return sum(widths) + _GAP * (len(columns) - 1)
 
 
+def _parted(words: Sequence[tuple[str, str]], most: int) -> Iterator[tuple[str, str]]:
+    """Yield words and the spaces before them; a path that is wider than a line becomes several words."""
+    for spaces, word in words:
+        if _cells(word) <= most or " " in word or "/" not in word:
+            yield spaces, word
+            continue
+        for part in re.findall(r"[^/]*/+|[^/]+$", word):
+            yield spaces, part
+            spaces = ""
+
+
 def _broken(line: str, most: int) -> Iterator[str]:
     """Yield the pieces of a line that are no wider than `most`."""
     piece = ""
-    for spaces, word in _WORD.findall(line):
+    for spaces, word in _parted(_WORD.findall(line), most):
         if piece and _cells(piece) + len(spaces) + _cells(word) > most:
             yield piece
             piece = word

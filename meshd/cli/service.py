@@ -31,13 +31,13 @@ from meshd.base.units import in_number, in_time
 from meshd.cli.options import VARIABLES, Arguments, Parser, number, split_rest
 from meshd.cli.output import Output
 from meshd.cli.roles import Client, Relay, RoleVerb, Serve, Worker, read_join
-from meshd.cli.service_control import ServiceControl, ServiceState, check_user, find_control, lingers
-from meshd.cli.service_files import ROLES, SYSTEM_CACHE, SYSTEM_STATE, SYSTEM_USER, Service
 from meshd.config import forms
 from meshd.config.load import LoadedConfig
 from meshd.config.setting import Setting
 from meshd.config.tree import SETTINGS, Config, NodeConfig, find_cache, find_home
 from meshd.identity.folder import DAEMON, INVITE, lock_holder
+from meshd.service.control import ServiceControl, ServiceState, check_user, find_control, lingers
+from meshd.service.files import ROLES, SYSTEM_CACHE, SYSTEM_STATE, SYSTEM_USER, Service
 
 if TYPE_CHECKING:
     from meshd.admin.api import DrainReply

@@ -35,9 +35,9 @@ from meshd import __version__
 from meshd.base.errors import MeshdError, UserError
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
-from meshd.cli.service_control import restart_commands
 from meshd.config.tree import home_here
 from meshd.identity.folder import DAEMON, lock_holder
+from meshd.service.control import restart_commands
 from meshd.wire.versions import Release, release_of
 
 if TYPE_CHECKING:  # the module costs time to import, and `--help` does not need it

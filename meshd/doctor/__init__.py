@@ -1,6 +1,6 @@
 """Check this machine for all that keeps a node from working, mend what is safe to mend, and report.
 
-`kinds.py` and `gpu_kinds.py` have every kind of finding and its words. `settings.py`, `folders.py`,
-`installation.py`, `machine.py`, `network.py`, `models.py`, `programs.py` and `node.py` look for them, and
-`examine.py` runs them all within bounds of time.
+`kinds.py` and `gpu_kinds.py` have the kinds of findings and their words. `settings.py`, `folders.py`,
+`installation.py`, `machine.py`, `network.py`, `models.py`, `programs.py`, `node.py`, and `services.py`, which
+has kinds of its own, look for them; `examine.py` runs them all within bounds of time.
 """

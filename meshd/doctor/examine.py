@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.base.fault_boundary import Contained, Fault
-from meshd.doctor import folders, installation, machine, models, network, node, programs
+from meshd.doctor import folders, installation, machine, models, network, node, programs, services
 from meshd.doctor.kinds import Finding, Kind
 from meshd.doctor.mend import Mended, mend
 from meshd.doctor.settings import ReadSettings, check_settings
@@ -102,5 +102,6 @@ def _slow_checks(settings: ReadSettings) -> list[Check]:
         Check("the sandbox", lambda: machine.check_sandbox(config)),
         Check("the processor", machine.check_processor),
         Check("llama.cpp", lambda: asyncio.run(programs.check_programs(config)), PROGRAMS_SECONDS),
+        Check("services", services.check_services),
         Check("the node", lambda: node.check_node(config.paths.home), NETWORK_SECONDS),
     ]

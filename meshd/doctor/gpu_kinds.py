@@ -119,6 +119,15 @@ class GpuKind(Kinds):
         "CUDA is faster, above all for prompts",
         "{remedy}",
     )
+    GPU_SILENT_ON_VULKAN = Wording(
+        "warning",
+        "gpu",
+        "Vulkan shows no GPU, although NVIDIA's driver works",
+        _NO_GPU,
+        "its driver for Vulkan may lack X11's libraries: install them (Debian, Ubuntu: libx11-6, libxext6), "
+        "or set VK_DRIVER_FILES to a copy of `{file}` with `libEGL_nvidia.so.0` as library; or use CUDA: "
+        "{remedy}",
+    )
     GPU_NOT_LISTED = Wording(
         "warning",
         "gpu",
@@ -160,6 +169,13 @@ class GpuKind(Kinds):
         "the GPU may be hidden: GGML_VK_VISIBLE_DEVICES is `{value}`",
         _NO_GPU,
         "unset GGML_VK_VISIBLE_DEVICES",
+    )
+    VULKAN_SILENT = Wording(
+        "warning",
+        "gpu",
+        "Vulkan shows no GPU, although a driver is installed (`{file}`)",
+        _NO_GPU,
+        "`vulkaninfo --summary` (Debian, Ubuntu: vulkan-tools) says which library cannot be loaded",
     )
     VULKAN_WITHOUT_DRIVER = Wording(
         "warning",

@@ -231,6 +231,10 @@ def _unfit(
             yield GpuKind.GPU_DRIVER_OLD.found(driver=facts.module or "in use", cuda=version)
     if "cuda" not in backends:
         remedy = CUDA_IN_PACKAGE.get(facts.package or "", NO_CUDA)
+        if "vulkan" in backends and not on_vulkan and facts.icds:
+            named = [file for file in facts.icds if "nvidia" in file.name]
+            yield GpuKind.GPU_SILENT_ON_VULKAN.found(file=(named or facts.icds)[0], remedy=remedy)
+            return
         if "vulkan" in backends and not facts.icds and facts.in_container:
             remedy += "; or, for Vulkan, add `-e NVIDIA_DRIVER_CAPABILITIES=all`"
         kind = GpuKind.GPU_THROUGH_VULKAN if on_vulkan else GpuKind.GPU_WITHOUT_CUDA
@@ -257,6 +261,8 @@ def _vulkan(facts: GpuFacts) -> Iterator[Finding]:
     if not facts.icds:
         in_image = facts.in_container
         yield (GpuKind.VULKAN_NOT_IN_IMAGE if in_image else GpuKind.VULKAN_WITHOUT_DRIVER).found()
+        return
+    yield GpuKind.VULKAN_SILENT.found(file=facts.icds[0])
 
 
 def _dotted(kind: int) -> str:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from meshd.base.errors import BANNED_HINT
 
-State = Literal["ok", "warning", "error"]
+State = Literal["ok", "info", "warning", "error"]
 REINSTALL = "install meshd again, for example with `pipx reinstall meshd`"
 FIX = "or `meshd doctor --fix`"
 

@@ -206,5 +206,5 @@ def _of_problems(problems: Sequence[ProblemView]) -> Iterator[Finding]:
     for problem in problems:
         if problem.code == "unresolved" and "offline" in codes:
             continue  # a consequence
-        state: State = "ok" if problem.severity == "info" else "warning"
+        state: State = "info" if problem.severity == "info" else "warning"
         yield Finding(problem.code, "network", state, problem.what, hint=problem.hint)

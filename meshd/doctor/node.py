@@ -12,6 +12,28 @@ from meshd.base.errors import MeshdError
 from meshd.doctor.kinds import Finding, Kind
 
 ANSWER_SECONDS = 5.0
+_NAMES = {  # of what a node warns of
+    "membership": ("not_in_mesh", "banned", "identity_copied"),
+    "root key": ("no_backup",),
+    "peer": (
+        "nobody_reached",
+        "name_shared",
+        "peer_suspended",
+        "peer_lost",
+        "peer_unreachable",
+        "peer_faults",
+    ),
+    "network": ("mdns_silent", "relayed"),
+    "version": ("version_refused", "version_mismatch", "native_mismatch", "native_differs"),
+    "clock": ("clock_off",),
+    "llama.cpp": ("child_failed", "child_restarts", "rpc_refused"),
+    "model": ("model_failed", "model_waiting", "model_slow", "model_file", "tensors_from_network"),
+    "worker": ("unknown_worker",),
+    "cache": ("weights_not_kept",),
+    "disk": ("disk",),
+    "gpu": ("no_cuda",),
+    "device": ("device_unfit",),
+}
 
 
 def check_node(home: Path) -> Iterator[Finding]:
@@ -39,5 +61,5 @@ def check_node(home: Path) -> Iterator[Finding]:
 
 def _of_warning(warning: HealthWarning) -> Finding:
     """Return a warning of the node as it is worded there."""
-    state = "ok" if warning.severity == "info" else warning.severity
-    return Finding(warning.code, warning.code, state, warning.what, hint=warning.hint)
+    name = next((name for name, codes in _NAMES.items() if warning.code in codes), "node")
+    return Finding(warning.code, name, warning.severity, warning.what, hint=warning.hint)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from meshd.base.service_manager import FINAL_EXIT_CODE
-from meshd.cli.service_files import CREDENTIAL, Service, environment_of, systemd_unit
+from meshd.service.files import CREDENTIAL, Service, environment_of, systemd_unit
 
 from tests.boot.machine import Machine
 from tests.boot.scenes import (
@@ -52,7 +52,7 @@ def test_a_users_service_starts_at_boot_once_that_user_lingers(machine: Machine)
         "it does not start",
     )
     assert "starts     at boot" in service(machine, "status relay", user="ada")
-    restarts = "from meshd.cli.service_control import restart_commands; print(restart_commands())"
+    restarts = "from meshd.service.control import restart_commands; print(restart_commands())"
     said = machine.done("/opt/meshd/bin/python", "-c", restarts, user="ada")
     assert said.strip() == "['meshd service restart relay']"
     assert "relay://" in service(machine, "logs relay", user="ada")

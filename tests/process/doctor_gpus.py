@@ -196,6 +196,12 @@ def _build_with_vulkan(machine: Machine) -> None:
     _lists(machine, "Vulkan0")
 
 
+@breaks(GpuKind.GPU_SILENT_ON_VULKAN)
+def _server_without_x11(machine: Machine) -> None:
+    _nvidia(machine, "vulkan")
+    _below_usr(machine, "share/vulkan/icd.d/nvidia_icd.json")
+
+
 @breaks(GpuKind.GPU_NOT_LISTED)
 def _build_that_shows_none(machine: Machine) -> None:
     _nvidia(machine, "cuda")
@@ -239,6 +245,13 @@ def _no_mesa(machine: Machine) -> None:
     machine.out_of_container()
     _amd(machine)
     _nodes(machine, "dri/renderD128")
+
+
+@breaks(GpuKind.VULKAN_SILENT)
+def _mesa_without_its_libraries(machine: Machine) -> None:
+    _amd(machine)
+    _nodes(machine, "dri/renderD128")
+    _below_usr(machine, "share/vulkan/icd.d/radeon_icd.x86_64.json")
 
 
 @breaks(GpuKind.VULKAN_NOT_IN_IMAGE)

@@ -190,4 +190,6 @@ class Machine:
 
     def problems(self, *words: str) -> dict[str, str]:
         """Return the codes of what is not as it should be, each with its text."""
-        return {one["code"]: one["what"] for one in self.findings(*words) if one["state"] != "ok"}
+        return {
+            one["code"]: one["what"] for one in self.findings(*words) if one["state"] not in ("ok", "info")
+        }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from meshd.doctor.gpu_kinds import GpuKind
 from meshd.doctor.kinds import Kind, Kinds
+from meshd.doctor.services import ServiceKind
 
 from tests.process.doctor_breakages import BREAKAGES
 from tests.process.doctor_gpus import OF_GPUS
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 )
 ALL = BREAKAGES | OF_GPUS
 # kinds that no machine here can have
-ELSEWHERE = {
+ELSEWHERE: dict[Kinds, str] = {
+    **dict.fromkeys((kind for kind in ServiceKind if kind.value.state != "ok"), "tests/boot/test_doctor.py"),
     Kind.SANDBOX_UNTRIED: "macOS only: tests/unit/cli/test_doctor.py",
     Kind.CHECK_FAILED: "takes a fault in meshd: tests/unit/doctor/test_examine.py",
 }
@@ -47,6 +49,6 @@ def test_it_is_found_and_nothing_else(kind: Kinds, tmp_path: Path) -> None:
 
 
 def test_every_kind_is_broken_here() -> None:
-    bad = {kind for kind in (*Kind, *GpuKind) if kind.value.state != "ok"}
+    bad = {kind for kind in (*Kind, *GpuKind, *ServiceKind) if kind.value.state != "ok"}
     assert bad - ALL.keys() == ELSEWHERE.keys()
     assert len(ALL) >= 40

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from meshd.cli.service_files import SYSTEM_CACHE, SYSTEM_STATE, Service, systemd_unit, unit_name
+from meshd.service.files import SYSTEM_CACHE, SYSTEM_STATE, Service, systemd_unit, unit_name
 
 from tests import diagrams, limits
 from tests.recorded import page

@@ -63,7 +63,7 @@ PROCESSES_ALLOWED = frozenset(
         "meshd/base/processes.py",  # ps tells on macOS whether a process is suspended
         "meshd/build/run.py",  # compilers, in the foreground
         "meshd/cli/service.py",  # useradd, journalctl
-        "meshd/cli/service_control.py",  # systemctl, launchctl
+        "meshd/service/control.py",  # systemctl, launchctl
         "meshd/cli/upgrade.py",  # installers, on the user's terminal
         "tests/bench/tunnel.py",  # the far end of a measured pump
         "tests/bench/hop.py",  # both daemons of a measured step, and what stands for a mesh-server

@@ -98,6 +98,19 @@ def test_a_long_word_stays_whole() -> None:
     assert Layout(20).wrapped(f"see {'x' * 40} there") == f"see\n{'x' * 40}\nthere"
 
 
+def test_a_path_that_is_too_long_is_broken_after_a_slash() -> None:
+    text = f"`{'/folder' * 5}/file.gguf` is complete"
+    lines = Layout(30).wrapped(text, 6).splitlines()
+    assert [line.strip() for line in lines] == [
+        "`/folder/folder/folder/",
+        "folder/folder/file.gguf`",
+        "is complete",
+    ]
+    assert all(line.startswith(" " * 6) and len(line) <= 30 for line in lines[1:])
+    command = f"`meshd worker --model {'/folder' * 5}`"
+    assert Layout(30).wrapped(f"run {command}", 6).splitlines()[1].strip() == command
+
+
 def test_wide_characters_take_two_cells() -> None:
     assert Layout(12).wrapped("漢字漢字 漢字漢字") == "漢字漢字\n漢字漢字"
     table = Layout(40).table(("A", "B"), [("漢字", "x"), ("abcd", "y")])

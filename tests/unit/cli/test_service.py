@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 from meshd.admin.api import DrainReply
 from meshd.base.errors import UsageError, UserError
-from meshd.cli import service, service_control
+from meshd.cli import service
 from meshd.cli.service import program, role_words
-from meshd.cli.service_control import Launchd, ServiceControl, ServiceState, Systemd, check_user
-from meshd.cli.service_files import Service, environment_of, launchd_environment, systemd_unit, unit_name
+from meshd.service import control as control_module
+from meshd.service.control import Launchd, ServiceControl, ServiceState, Systemd, check_user
+from meshd.service.files import (
+    Service,
+    environment_of,
+    launchd_environment,
+    service_of,
+    systemd_unit,
+    unit_name,
+)
 
 from tests.tokens import token
 from tests.unit.admin.fake import FakeControl
@@ -51,6 +59,9 @@ class FakeService:
         if not self.file.exists():
             return None
         return Path(environment_of(self.file.read_text(encoding="utf-8"))["MESHD_HOME"])
+
+    def installed(self) -> Service | None:
+        return service_of(self.file.read_text(encoding="utf-8"), self.role)
 
     def install(self, text: bytes) -> None:
         self.file.write_bytes(text)
@@ -329,7 +340,7 @@ def test_a_node_that_does_not_answer_is_restarted_at_once(fakes: dict[str, FakeS
 
 
 def test_without_systemd_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_control, "_BOOTED", tmp_path / "none")
+    monkeypatch.setattr(control_module, "_BOOTED", tmp_path / "none")
     refused(meshd("service", "install", "worker"), 1, "not started by systemd", "container", "wsl.conf")
 
 

@@ -3,8 +3,9 @@
 import pytest
 from meshd.doctor.gpu_kinds import GpuKind
 from meshd.doctor.kinds import Kind, Kinds, Wording
+from meshd.doctor.services import ServiceKind
 
-KINDS: tuple[Kinds, ...] = (*Kind, *GpuKind)
+KINDS: tuple[Kinds, ...] = (*Kind, *GpuKind, *ServiceKind)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)

@@ -9,7 +9,7 @@ import pwd
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import Protocol
 
 from meshd.base.errors import UserError
 from meshd.base.home_folder import home_folder
-from meshd.cli.service_files import (
+from meshd.service.files import (
     ROLES,
     SYSTEM_USER,
     Service,
-    environment_of,
-    launchd_environment,
     launchd_label,
     launchd_plist,
+    launchd_service_of,
+    service_of,
     systemd_unit,
     unit_name,
 )
@@ -115,6 +115,10 @@ class ServiceControl(Protocol):
         """Return the home of the installed service's node."""
         ...
 
+    def installed(self) -> Service | None:
+        """Return the service that `file` describes; None if it was not written by meshd."""
+        ...
+
     def install(self, text: bytes) -> None:
         """Write the file, and let the service start by itself from now on."""
         ...
@@ -155,15 +159,24 @@ def find_control(role: str, *, system: bool) -> ServiceControl:
         return Systemd(role, system=system)
 
 
-def restart_commands() -> list[str]:
-    """Return the commands that restart the running services of this machine and user."""
-    found = []
+def installed_controls() -> Iterator[ServiceControl]:
+    """Yield the controls of all services that are installed for this user and the system."""
     for system in (False, True):
         for role in ROLES:
             with suppress(UserError):  # without systemd there is none
-                control = find_control(role, system=system)
-                if control.file.exists() and control.state().is_running:
-                    found.append(f"{'sudo ' * system}meshd service restart {role}{control.option}")
+                if (control := find_control(role, system=system)).file.exists():
+                    yield control
+
+
+def restart_commands() -> list[str]:
+    """Return the commands that restart the running services of this machine and user."""
+    found = []
+    for control in installed_controls():
+        with suppress(UserError):
+            if control.state().is_running:
+                found.append(
+                    f"{'sudo ' * bool(control.option)}meshd service restart {control.role}{control.option}"
+                )
     return found
 
 
@@ -217,11 +230,16 @@ class Systemd:
 
     def home(self) -> Path | None:
         """Return the home that the unit names."""
+        service = self.installed()
+        found = service.environment.get("MESHD_HOME") if service is not None else None
+        return Path(found) if found else None
+
+    def installed(self) -> Service | None:
+        """Return the service that the unit starts."""
         try:
-            found = environment_of(self.file.read_text(encoding="utf-8")).get("MESHD_HOME")
+            return service_of(self.file.read_text(encoding="utf-8"), self.role)
         except (OSError, UnicodeDecodeError):
             return None
-        return Path(found) if found else None
 
     def install(self, text: bytes) -> None:
         """Write and enable the unit."""
@@ -337,11 +355,16 @@ class Launchd:
 
     def home(self) -> Path | None:
         """Return the home that the property list names."""
+        service = self.installed()
+        found = service.environment.get("MESHD_HOME") if service is not None else None
+        return Path(found) if found else None
+
+    def installed(self) -> Service | None:
+        """Return the service that the property list starts."""
         try:
-            found = launchd_environment(self.file.read_bytes()).get("MESHD_HOME")
+            return launchd_service_of(self.file.read_bytes(), self.role)
         except OSError:
             return None
-        return Path(found) if found else None
 
     def install(self, text: bytes) -> None:
         """Write the property list; what is in that folder starts at each login."""

@@ -30,9 +30,12 @@ _ESCAPED = re.compile(r'[\\"%\x00-\x1f\x7f]')
 _UNSAFE = re.compile(r"[\"'\\\x00-\x1f\x7f]")  # string_is_safe of systemd
 _READ = re.compile(r'\\x([0-9a-f]{2})|\\(["\\])|%(%)|([^"\\])')
 _ENVIRONMENT = re.compile(r'^Environment=(?:"((?:[^"\\]|\\.)*)"|(\S+))$', re.MULTILINE)
+_COMMAND = re.compile(r"^ExecStart=:(.*)$", re.MULTILINE)
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
 # Landlock is not among the calls of a service in systemd before 254; meshd confines llama.cpp with it.
 _LANDLOCK = "landlock_create_ruleset landlock_add_rule landlock_restrict_self"
 # Calls, sockets and namespaces: all that a service manager without rights can forbid.
+_THROUGH = ("/bin/sh", "-c", 'exec "$@"', "sh")  # for a path that systemd refuses
 _LIMITS_OF_ALL = (
     "NoNewPrivileges=yes",
     "LockPersonality=yes",
@@ -103,7 +106,7 @@ def _unit_lines(service: Service, *, system: bool) -> Iterator[str]:
     yield "[Service]"
     yield "Type=notify"
     # The colon: no variables in what follows. The path of a program may not have some characters.
-    through = ("/bin/sh", "-c", 'exec "$@"', "sh") if _UNSAFE.search(service.command[0]) else ()
+    through = _THROUGH if _UNSAFE.search(service.command[0]) else ()
     yield "ExecStart=:" + " ".join(map(quoted, (*through, *service.command)))
     for name, value in service.environment.items():
         yield f"Environment={quoted(f'{name}={value}')}"
@@ -189,10 +192,24 @@ def environment_of(unit: str) -> dict[str, str]:
     """Return the variables of a unit that `systemd_unit` made."""
     found = {}
     for match in _ENVIRONMENT.finditer(unit):
-        word = match[2] if match[1] is None else _READ.sub(_unescape, match[1])
-        name, _, value = word.partition("=")
+        name, _, value = _read(*match.groups()).partition("=")
         found[name] = value
     return found
+
+
+def service_of(unit: str, role: str) -> Service | None:
+    """Return the service for which `systemd_unit` made this text, by any version; None for another text."""
+    found = _COMMAND.search(unit)
+    if found is None:
+        return None
+    words = tuple(_read(*match.groups()) for match in _QUOTED.finditer(found[1]))
+    if words[: len(_THROUGH)] == _THROUGH:
+        words = words[len(_THROUGH) :]
+    return Service(role, words, environment_of(unit)) if words else None
+
+
+def _read(quoted_part: str | None, plain: str) -> str:
+    return plain if quoted_part is None else _READ.sub(_unescape, quoted_part)
 
 
 def _unescape(found: re.Match[str]) -> str:
@@ -219,8 +236,16 @@ def launchd_plist(service: Service) -> bytes:
 
 def launchd_environment(plist: bytes) -> dict[str, str]:
     """Return the variables of a property list that `launchd_plist` made; none from another file."""
+    service = launchd_service_of(plist, "")
+    return {} if service is None else dict(service.environment)
+
+
+def launchd_service_of(plist: bytes, role: str) -> Service | None:
+    """Return the service for which `launchd_plist` made this property list; None for another file."""
     try:
-        found = plistlib.loads(plist)["EnvironmentVariables"]
-        return {str(name): str(value) for name, value in found.items()}
+        read = plistlib.loads(plist)
+        command = [str(word) for word in read["ProgramArguments"]]
+        environment = {str(name): str(value) for name, value in read["EnvironmentVariables"].items()}
     except (plistlib.InvalidFileException, ExpatError, KeyError, TypeError, AttributeError, ValueError):
-        return {}
+        return None
+    return Service(role, command, environment) if command else None

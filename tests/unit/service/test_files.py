@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
 from meshd.base.service_manager import FINAL_EXIT_CODE
-from meshd.cli.service_files import (
+from meshd.service.files import (
     ROLES,
     Service,
-    environment_of,
     launchd_environment,
     launchd_plist,
+    launchd_service_of,
+    service_of,
     systemd_unit,
 )
 
@@ -66,11 +67,11 @@ def test_gpus_and_the_sandbox_of_their_programs_stay_usable(role: str, *, system
 
 
 @given(st.lists(WORDS, min_size=1), st.dictionaries(NAMES, WORDS))
-def test_the_variables_of_a_unit_are_read_back(words: list[str], environment: dict[str, str]) -> None:
+def test_the_service_of_a_unit_is_read_back(words: list[str], environment: dict[str, str]) -> None:
     """Read back in Python; tests/boot starts units, so that systemd itself reads them."""
     service = Service("worker", ["/usr/bin/meshd", *words], environment)
     unit = systemd_unit(service, system=False)
-    assert environment_of(unit) == environment
+    assert service_of(unit, "worker") == Service("worker", ("/usr/bin/meshd", *words), environment)
     assert len(unit.split("\n")) == len(
         systemd_unit(Service("worker", ["/x"]), system=False).split("\n")
     ) + len(environment), "a word made a line of its own"
@@ -85,6 +86,7 @@ def test_a_property_list_has_every_word_as_it_is(words: list[str], environment: 
     found = plistlib.loads(plist)
     assert found["ProgramArguments"] == ["/usr/local/bin/meshd", *words]
     assert launchd_environment(plist) == environment
+    assert launchd_service_of(plist, "serve") == Service("serve", found["ProgramArguments"], environment)
     assert found["Label"] == "org.meshd.serve" and found["RunAtLoad"] is True
     assert found["KeepAlive"] == {"SuccessfulExit": False}
 
@@ -104,6 +106,12 @@ def test_a_name_that_is_not_text_is_refused() -> None:
 def test_a_program_whose_path_systemd_refuses_is_started_by_a_shell() -> None:
     unit = systemd_unit(Service("worker", ["/home/o'brien/meshd", "worker"]), system=False)
     assert """ExecStart=:/bin/sh -c "exec \\"$@\\"" sh "/home/o'brien/meshd" worker""" in unit.splitlines()
+    assert service_of(unit, "worker") == Service("worker", ("/home/o'brien/meshd", "worker"))
+
+
+@pytest.mark.parametrize("text", ["", "[Service]\nExecStart=/usr/bin/meshd worker\n", "ExecStart=:\n"])
+def test_a_unit_of_somebody_else_is_no_service(text: str) -> None:
+    assert service_of(text, "worker") is None
 
 
 @needs_systemd
