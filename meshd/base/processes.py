@@ -86,6 +86,19 @@ def keep_freed_memory() -> None:
             mallopt(_ARENA_MAX, 1)
 
 
+def return_freed_memory() -> None:
+    """Give the kernel the memory that the start of a process used and freed: 2 MB of a worker.
+
+    Once only, after keep_freed_memory(): what the daemon frees later it needs again. Elsewhere than with glibc
+    nothing is done.
+    """
+    if sys.platform == "linux":
+        import ctypes  # verbs start without it
+
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+
+
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return user id and process id of the other end; pid 0 if unknown. Raises OSError."""
     if sys.platform == "darwin":

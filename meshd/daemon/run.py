@@ -21,7 +21,7 @@ from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import ended, watch_loop
 from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
-from meshd.base.processes import keep_freed_memory, raise_limit
+from meshd.base.processes import keep_freed_memory, raise_limit, return_freed_memory
 from meshd.base.service_manager import service_manager
 from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
@@ -133,6 +133,13 @@ async def _check_llama_args(config: Config, native: NativeBuild) -> None:
         if refused := refused_option(ended.tail):
             where = "`llama_args` of the model" if config.models else "the arguments after `--`"
             raise UserError(refused, hint=f"check {where}: `{' '.join(args)}`")
+
+
+def _settle() -> None:
+    """Drop what only the start needed."""
+    gc.collect()
+    return_freed_memory()
+    gc.freeze()  # existing objects stay: later collections need not walk them each time
 
 
 async def _for_scrapers(sock: socket.socket, control: DaemonControl) -> None:
@@ -406,8 +413,7 @@ class Daemon:
                         await gateway.started.wait()
                         is_open.set()
                         work.start(self.say_when_ready(lambda: gateway.status), name="ready")
-                    gc.collect()
-                    gc.freeze()  # existing objects stay: later collections need not walk them each time
+                    _settle()
                     # The invite.
                     await member.transports.network_state.first_look()
                     await member.transports.known_outside()  # an invite names the outer address, too

@@ -22,7 +22,7 @@ PATH_PROBE_SERVICE = "path-probe"
 PROBED_BYTES = 16 << 20  # at most: a path of 100 MB/s and 20 ms is full after some nine round trips
 PROBED_SECONDS = 0.5
 PROBED_PEERS = 8  # of one question: the nearest peers
-_CHUNK = bytes(64 << 10)
+_CHUNK_BYTES = 64 << 10
 _FLAT_BYTES = 1 << 20  # if so many bytes find no higher rate, this is what the path carries
 _FLAT_ROUND_TRIPS = 3.0  # and so long: bytes are written before anything is known of those on their way
 _GROWTH = 1.05
@@ -93,15 +93,16 @@ class PathProber:
         try:
             async with asyncio.timeout(PROBED_SECONDS):
                 now = asyncio.get_running_loop().time
+                chunk = bytes(_CHUNK_BYTES)
                 sent = flat = 0
                 best, grown = 0.0, now()
                 while sent < PROBED_BYTES and not (
                     flat >= _FLAT_BYTES and now() - grown >= _FLAT_ROUND_TRIPS * round_trip
                 ):
-                    await stream.write(_CHUNK)
-                    sent += len(_CHUNK)
+                    await stream.write(chunk)
+                    sent += len(chunk)
                     rate = self._rate(peer)
-                    flat += len(_CHUNK) if rate else 0  # unknown: a start that still grows (mux/pacing.py)
+                    flat += len(chunk) if rate else 0  # unknown: a start that still grows (mux/pacing.py)
                     if rate > _GROWTH * best:
                         best, grown, flat = rate, now(), 0
                 stream.write_eof()

@@ -60,6 +60,28 @@ def test_threads_have_no_memory_of_their_own() -> None:
     assert reserved[0] < reserved[1]
 
 
+_FREED = """
+import resource
+from pathlib import Path
+from meshd.base.processes import keep_freed_memory, return_freed_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+keep_freed_memory()
+freed = [b"x" * 10_000 for _ in range(1000)]
+last = b"x" * 10_000  # behind them: glibc cannot shrink the heap
+del freed
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_what_the_start_freed_is_given_back_to_the_kernel() -> None:
+    done = subprocess.run([sys.executable, "-c", _FREED], check=True, capture_output=True)
+    assert int(done.stdout) > 8_000_000
+
+
 COMPUTES = "import sys\nwhile True:\n    print(len(sys.stdin.readline()), sum(range(10**6)), flush=True)"
 
 
