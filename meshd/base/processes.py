@@ -87,9 +87,9 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the kernel the memory that the start of a process used and freed: 2 MB of a worker.
+    """Give the kernel the memory that the start used and freed: 2 MB of a worker that compiled its modules.
 
-    Once only, after keep_freed_memory(): what the daemon frees later it needs again. Elsewhere than with glibc
+    Once only, after keep_freed_memory(): what a daemon frees later it needs again. Elsewhere than with glibc
     nothing is done.
     """
     if sys.platform == "linux":

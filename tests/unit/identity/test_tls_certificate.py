@@ -1,9 +1,12 @@
 """The link certificate: fresh each time, usable by ssl, its hash is of the DER form."""
 
+import datetime
 import hashlib
 import ssl
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from meshd.identity.tls_certificate import certificate_hash, make_link_certificate, unpack_link_certificate
 
 
@@ -27,6 +30,20 @@ def test_ssl_takes_it(tmp_path: Path) -> None:
 
 def test_the_private_key_is_not_shown() -> None:
     assert "PRIVATE" not in repr(make_link_certificate())
+
+
+def test_its_fields_are_those_of_rfc_5280() -> None:
+    made = make_link_certificate()
+    certificate = x509.load_der_x509_certificate(made.der)
+    key = load_pem_private_key(made.key_pem, password=None)
+    assert certificate.version is x509.Version.v3
+    assert 0 < certificate.serial_number < 1 << 159  # 20 octets at most
+    assert certificate.issuer == certificate.subject
+    assert [part.oid for part in certificate.subject] == [x509.NameOID.COMMON_NAME]
+    assert certificate.not_valid_before_utc == datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+    assert certificate.not_valid_after_utc == datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+    assert certificate.public_key() == key.public_key()
+    certificate.verify_directly_issued_by(certificate)  # its signature is of this key
 
 
 def test_unpacked_it_is_the_same() -> None:
