@@ -225,3 +225,31 @@ def test_any_other_text_is_refused_or_is_an_address_with_its_zone(host: str) -> 
         return
     assert found.ip.is_link_local
     assert str(found.ip) == found.host
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"),
+    [
+        ("10.0.0.1:1", True),
+        ("10.0.0.1:65535", True),
+        ("10.0.0.1:0", False),
+        ("10.0.0.1:65536", False),
+        ("10.0.0.1:000001", False),
+        ("10.0.0.1:٣", False),
+        ("10.0.0.1:", False),
+        ("10.0.0.1", False),
+        ("::1:7447", False),
+        ("[::1]:7447/udp", True),
+        ("[::1:7447", False),
+        ("10.0.0.1:1/udp/srflx", True),
+        ("10.0.0.1:1/udp/srflx/x", False),
+        ("10.0.0.1:1" + "/" * 128, False),
+    ],
+)
+def test_an_address_is_read_at_its_limits(text: str, ok: bool) -> None:
+    try:
+        found = Candidate.parse(text)
+    except UserError as error:
+        assert not ok and error.hint
+    else:
+        assert ok and str(found).startswith(text.split("/")[0])

@@ -6,15 +6,19 @@ import msgpack
 import pytest
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire.capacity import (
+    MAX_NANOSECONDS,
+    MAX_TIMED_TOKENS,
     AskCapacity,
     Capacity,
     ComputedSpan,
     MeasuredDevice,
     MeasuredPath,
     TimedLayer,
+    checked_time,
     decode,
 )
 from meshd.wire.lease import OfferedDevice
+from meshd.wire.limits import MAX_TIMED
 
 CPU = OfferedDevice("CPU", "cpu", "some processor", 1 << 30, 1 << 31)
 GPU = OfferedDevice("GPU0", "gpu", "some card", 1 << 30, 1 << 31, "c" * 32)
@@ -72,3 +76,20 @@ def test_there_is_one_list_of_times_for_each_device() -> None:
     row = msgpack.unpackb(FULL.encode())["devices"][0]
     with pytest.raises(RemoteProtocolError, match="twice"):
         decode(changed(devices=[row, row]))
+
+
+@pytest.mark.parametrize(
+    ("values", "fits"),
+    [
+        ((0, 1, 1), True),
+        ((MAX_TIMED - 1, MAX_TIMED_TOKENS, MAX_NANOSECONDS), True),
+        ((-1, 1, 1), False),
+        ((MAX_TIMED, 1, 1), False),
+        ((0, 0, 1), False),
+        ((0, MAX_TIMED_TOKENS + 1, 1), False),
+        ((0, 1, 0), False),
+        ((0, 1, MAX_NANOSECONDS + 1), False),
+    ],
+)
+def test_a_time_that_cannot_be_told_is_left_out(values: tuple[int, int, int], fits: bool) -> None:
+    assert checked_time(*values) == (TimedLayer(*values) if fits else None)

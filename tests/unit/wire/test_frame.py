@@ -246,3 +246,78 @@ def test_a_reason_is_cut_and_cleaned_and_never_refused() -> None:
 def test_a_hello_is_bounded() -> None:
     with pytest.raises(LocalProtocolError):
         encode_hello(bytes((64 << 10) + 1))
+
+
+# The short cut for what nearly every read of a link is.
+
+WHOLE = data_header(3, 40, 5, False) + b"hello"
+ACKED: list[Frame] = [LinkAck(7), Ack(3, 10, 20, False, False), Ack(5, 1, 2, True, False)]
+
+
+def fresh(*fed: bytes, **limits: int) -> FrameParser:
+    parser = FrameParser(**limits)
+    for data in fed:
+        parser.feed(data)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("data", "at", "found"),
+    [
+        (WHOLE, 0, (3, 40)),
+        (memoryview(b"xx" + WHOLE), 2, (3, 40)),
+        (WHOLE, 1, None),
+        (WHOLE[:-1], 0, None),
+        (WHOLE + b"x", 0, None),
+        (data_header(3, 40, 1, False), 0, None),
+        (data_header(3, 40, 0, True), 0, None),
+        (data_header(3, 40, 5, True) + b"hello", 0, None),
+        (encode(MaxData(9)), 0, None),
+        (encode(HelloFrame(bytes(30))), 0, None),
+        (data_header(3, MAX_OFFSET - 5, 5, False) + b"hello", 0, (3, MAX_OFFSET - 5)),
+        (data_header(3, MAX_OFFSET - 4, 5, False) + b"hello", 0, None),
+        (b"", 0, None),
+    ],
+)
+def test_one_whole_frame_of_data_is_seen_at_once(
+    data: bytes | memoryview, at: int, found: tuple[int, int] | None
+) -> None:
+    assert FrameParser().whole(data, at) == found
+
+
+def test_a_frame_of_data_is_whole_up_to_its_limit_and_at_the_beginning_of_a_frame() -> None:
+    assert fresh(max_frame=5).whole(WHOLE) == (3, 40)
+    assert fresh(max_frame=4).whole(WHOLE) is None
+    assert fresh(WHOLE).whole(WHOLE) == (3, 40)
+    assert fresh(WHOLE[:3]).whole(WHOLE) is None
+    assert fresh(WHOLE[:-1]).whole(WHOLE) is None
+    assert fresh(b"\x40" + (50).to_bytes(4, "big") + b"123").whole(WHOLE) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_acknowledgements_before_data_are_read_in_one_go(count: int) -> None:
+    before = b"".join(map(encoded, ACKED[:count]))
+    for data in (before + WHOLE, before + WHOLE[:-1], before + data_header(3, 1, 9, False)):
+        assert FrameParser().acks_before_data(data) == (ACKED[:count], len(before))
+    assert FrameParser().acks_before_data(before) is None, "no data"
+    assert FrameParser().acks_before_data(before + WHOLE[:10]) is None, "its head is not whole"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(b"".join(map(encoded, [*ACKED, ACKED[0]])), id="too many"),
+        pytest.param(encode(Ping(1, 2, False)), id="something else"),
+        pytest.param(encode(ACKED[1])[:-4], id="one that is cut"),  # type: ignore[arg-type]
+        pytest.param(b"\x8b" + (500).to_bytes(4, "big"), id="one that is longer than what has come"),
+    ],
+)
+def test_anything_else_before_data_is_left_to_the_parser(before: bytes) -> None:
+    assert FrameParser().acks_before_data(before + WHOLE) is None
+
+
+def test_in_the_middle_of_a_frame_nothing_is_read_in_one_go() -> None:
+    data = encoded(ACKED[0]) + WHOLE
+    assert fresh(data).acks_before_data(data) is not None
+    for held in (WHOLE[:3], WHOLE[:-1], b"\x40" + (50).to_bytes(4, "big") + b"123"):
+        assert fresh(held).acks_before_data(data) is None

@@ -160,3 +160,34 @@ def test_the_largest_message_fits() -> None:
 def test_a_head_names_each_model_once() -> None:
     with pytest.raises(RemoteProtocolError, match="models"):
         decode_serving(ServingTold((MODEL, MODEL)).encode())
+
+
+def test_the_next_piece_and_how_many_are_to_come() -> None:
+    inbox = PieceInbox()
+    assert (inbox.expected, inbox.first_length) == (0, 0)
+    inbox.expect(4, 3)
+    inbox.expect(5, 1)
+    assert (inbox.expected, inbox.first_length) == (2, 3)
+    assert inbox.feed(HERE + b"abc" + HERE) == [(4, b"abc")]
+    assert (inbox.expected, inbox.first_length) == (1, 1)
+    refused = PieceInbox()
+    refused.expect(0, 1)
+    with pytest.raises(RemoteProtocolError, match="neither 0 nor 1"):
+        refused.feed(b"\x02")
+
+
+def test_so_many_pieces_may_be_asked_for_at_once() -> None:
+    requests = PieceRequests(7)
+    many = piece_request(6) * PIECES_ASKED.most
+    requests.feed(many)
+    with pytest.raises(RemoteProtocolError, match="too many"):
+        requests.feed(piece_request(0))
+    requests = PieceRequests(7)
+    requests.feed(many[:-1])
+    assert requests.next() == 6
+    requests.feed(many[-1:] + piece_request(5)[:1])
+    for wrong in (7, 8):
+        with pytest.raises(RemoteProtocolError, match="no piece"):
+            PieceRequests(7).feed(piece_request(wrong))
+    with pytest.raises(RemoteProtocolError, match="too many"):
+        PieceRequests(7).feed(bytes(len(piece_request(0)) * (PIECES_ASKED.most + 1) + 1))

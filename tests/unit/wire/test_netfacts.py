@@ -77,3 +77,46 @@ def test_a_value_of_a_later_version_is_unknown() -> None:
 def test_a_step_that_does_not_fit_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError):
         NetFacts(udp_step=128)
+
+
+@pytest.mark.parametrize("mapping", Mapping)
+def test_a_port_that_depends_on_the_peer_is_symmetric(mapping: Mapping) -> None:
+    depends = mapping in (Mapping.ADDRESS, Mapping.ADDRESS_PORT, Mapping.DEPENDENT)
+    assert NetFacts(mapping=mapping).symmetric == NetFacts(tcp_mapping=mapping).tcp_symmetric == depends
+    assert not NetFacts(mapping=mapping).tcp_symmetric and not NetFacts(tcp_mapping=mapping).symmetric
+    for filtering in Filtering:
+        public = mapping is Mapping.NONE and filtering is Filtering.INDEPENDENT
+        assert NetFacts(mapping=mapping, filtering=filtering).public == public
+
+
+@pytest.mark.parametrize("step", [-127, 0, 127])
+def test_steps_fit_in_a_byte(step: int) -> None:
+    facts = NetFacts(udp_step=step, tcp_step=-step)
+    assert NetFacts.from_bytes(facts.to_bytes()) == facts
+    for wrong in (-128, 128):
+        with pytest.raises(LocalProtocolError):
+            NetFacts(udp_step=wrong)
+        with pytest.raises(LocalProtocolError):
+            NetFacts(tcp_step=wrong)
+
+
+def test_its_bytes_are_as_documented() -> None:
+    facts = NetFacts(
+        udp=Udp(1),
+        hairpin=TriState(2),
+        mapping=Mapping(3),
+        filtering=Filtering(2),
+        ipv6=TriState(1),
+        tcp_mapping=Mapping(2),
+        ports=Ports(1),
+        tcp_ports=Ports(2),
+        carrier_nat=True,
+        tcp=Tcp(2),
+        mapped=Mapped(1),
+        udp_step=-1,
+        tcp_step=5,
+        public_v4="20.1.0.2",
+    )
+    assert facts.to_bytes() == bytes(
+        [1 << 4 | 1 << 2 | 2, 3 << 5 | 2 << 2 | 1, 2 << 5 | 1 << 3 | 2 << 1 | 1, 2 << 5 | 1 << 3, 255, 5]
+    ) + bytes([20, 1, 0, 2])

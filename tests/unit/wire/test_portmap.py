@@ -106,3 +106,45 @@ def test_our_own_mistakes() -> None:
         pcp_map(WISH, client="garage", nonce=NONCE)
     with pytest.raises(LocalProtocolError):
         pcp_map(WISH, client="10.0.0.1", nonce=b"")
+
+
+def natpmp(text: str) -> bytes:
+    return bytes.fromhex(text.replace(" ", ""))
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ("00", RemoteProtocolError),
+        ("008000", RemoteProtocolError),
+        ("00800000 00000064 14010002 00", RemoteProtocolError),
+        ("00800000 00000064 140100", RemoteProtocolError),
+        ("01800000 00000064 14010002", RemoteProtocolError),
+        ("02800001 00000064 14010002", MapRefused),
+        ("00000000 00000064 14010002", NotForUs),
+        ("00810000 00000064 14010002", NotForUs),
+        ("00800003", MapRefused),
+    ],
+)
+def test_an_address_by_natpmp_is_read_or_refused_by_its_kind(data: str, error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        read_natpmp_address(natpmp(data))
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(("data", "epoch"), [("00800003 00000007", 7), ("00800003 000000", None)])
+def test_a_refusal_by_natpmp_tells_its_epoch_if_it_is_whole(data: str, epoch: int | None) -> None:
+    with pytest.raises(MapRefused) as caught:
+        read_natpmp_address(natpmp(data))
+    assert (caught.value.result, caught.value.epoch) == (3, epoch)
+
+
+@pytest.mark.parametrize(("external", "lifetime"), [("0000", "00000e10"), ("4417", "00000000")])
+def test_a_mapping_by_natpmp_has_a_port_and_a_lifetime_unless_it_ends(external: str, lifetime: str) -> None:
+    data = natpmp(f"00820000 00000064 4416 {external} {lifetime}")
+    with pytest.raises(RemoteProtocolError, match="no port or no lifetime"):
+        read_natpmp_mapped(data, WISH)
+    gone = Wish(proto="tcp", internal_port=17430, external_port=0, lifetime=0)
+    assert read_natpmp_mapped(data, gone).internal_port == 0x4416
+    with pytest.raises(RemoteProtocolError, match="bytes"):
+        read_natpmp_mapped(data + b"\0", WISH)
