@@ -1,5 +1,6 @@
 """Folders of GGUF files, and walks that stay within bounds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from meshd.base.errors import UserError
 from meshd.library import disk
 from meshd.library.disk import files_below, folders_in
 from meshd.library.interface import ModelSource
-from meshd.library.stores import lm_studio_folders, models_below, only_model, own_models
+from meshd.library.stores import lm_studio_folders, models_below, of_path, only_model, own_models
 
 from tests.unit.library.members.exchange_scene import stores_of
 from tests.unit.library.models import put, tiny, tiny_shards
@@ -95,3 +96,18 @@ def test_what_lacks_a_file_is_none(tmp_path: Path) -> None:
     name, data = next(iter(tiny_shards(2).items()))
     file = put(tmp_path / "own" / name, data)
     assert own_models(stores_of(tmp_path), [file]) == []
+
+
+def test_a_model_is_called_as_it_is_listed(tmp_path: Path) -> None:
+    stores = stores_of(tmp_path)
+    path = put(tmp_path / "own/mine-Q4_0.gguf", tiny())
+    link = tmp_path / "elsewhere/again.gguf"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    [listed] = stores.listed()
+    for here in (path, link):
+        assert stores.named(of_path(here)) == listed
+    other = of_path(put(tmp_path / "elsewhere/other.gguf", tiny(fill=2)))
+    assert stores.named(other) is other
+    nowhere = replace(other, paths=())
+    assert stores.named(nowhere) is nowhere

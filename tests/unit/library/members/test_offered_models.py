@@ -1,17 +1,20 @@
 """Which models of a machine members hear of."""
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from meshd.library.interface import ModelSource
-from meshd.library.members.give import OWN_SOURCES, OfferedModels
-from meshd.store.hash_cache import HashCache, PieceCache
+from meshd.library.members.give import OWN_SOURCES, OfferedModels, OpenModel
+from meshd.store.hash_cache import FileState, HashCache, PieceCache
 
+from tests.gguf_bytes import parse
 from tests.unit.library.members.exchange_scene import CACHES, stores_of
+from tests.unit.library.members.told_member import index_of
 from tests.unit.library.models import cached, in_ollama, put, tiny, tiny_shards
-from tests.unit.store.header_files import with_holes
+from tests.unit.store.header_files import hashes_of, with_holes
 
 
 def offered(folder: Path, sources: Collection[ModelSource]) -> OfferedModels:
@@ -95,3 +98,39 @@ def test_a_header_is_offered_to_nobody(tmp_path: Path) -> None:
     given.add([path])
     given.changed()
     assert given.listed() == ()
+
+
+def test_a_model_is_found_by_what_has_become_known_since_the_list(tmp_path: Path) -> None:
+    data = tiny(fill=5)
+    path = put(tmp_path / "cache/models/ours-Q4_0.gguf", data)
+    here = offered(tmp_path, OWN_SOURCES)
+    [model] = here.listed()
+    index = index_of(data)
+    assert here.by_content(index.content) is None and here.by_content(b"") is None
+    assert here.index_of(model) is None and here.tensors_of(model) is None
+    PieceCache(tmp_path / "pieces", HashCache(tmp_path / "weights")).save([FileState.at(path)], index)
+    assert here.by_content(index.content) == model
+    assert here.by_content(bytes(len(index.content))) is None
+    assert here.index_of(model) == index
+    assert here.by_key(model.told.key) == model and here.by_key(bytes(16)) is None
+    HashCache(tmp_path / "weights").save(FileState.at(path), parse(data), hashes_of(data))
+    assert here.tensors_of(model) == b"".join(hashes_of(data))
+    here.changed()
+    [told] = here.listed()
+    assert told.told.content == index.content and here.by_content(index.content) == told
+
+
+def test_a_model_that_is_given_is_open_until_it_is_closed(tmp_path: Path) -> None:
+    put(tmp_path / "cache/models/ours-Q4_0.gguf", tiny(fill=5))
+    [model] = offered(tmp_path, OWN_SOURCES).listed()
+    opened = OpenModel(model)
+    assert opened.descriptors == [] and opened.labels == ("ours-Q4_0.gguf",)
+    opened.open()
+    [descriptor] = opened.descriptors
+    assert opened.states == model.states
+    assert os.pread(descriptor, 4, 0) == b"GGUF"
+    opened.close()
+    opened.close()
+    assert opened.descriptors == []
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)

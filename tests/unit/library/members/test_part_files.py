@@ -10,7 +10,16 @@ import pytest
 from blake3 import blake3
 from meshd.base.errors import UserError
 from meshd.library import disk
-from meshd.library.members.part_files import PartFiles
+from meshd.library.members.part_files import (
+    PARTS_FOLDER,
+    PLAN_KIND,
+    PartFiles,
+    hub_plans,
+    is_locked,
+    lock_of,
+    remove_old_plans,
+)
+from meshd.library.pulled_models import WHOLE_KIND
 from meshd.model.weights_index import PIECE_BYTES, PieceIndex
 
 DATA = (os.urandom(PIECE_BYTES) + b"x" * PIECE_BYTES + b"tail", b"second file")
@@ -166,3 +175,56 @@ def test_files_of_another_kind_are_apart_and_have_holes(tmp_path: Path) -> None:
     assert files.final_paths[0].parent.name.startswith("header-")
     assert files.final_paths[0].read_bytes() == PIECES[0] + bytes(len(DATA[0]) - PIECE_BYTES)
     assert [path.stat().st_size for path in files.final_paths] == list(INDEX.sizes)
+
+
+DAY = 24 * 3600.0
+
+
+def folder_of(place: Path, *, age: float) -> Path:
+    """A folder with a file in it and its lock beside it, which was last changed so long ago."""
+    place.mkdir(parents=True)
+    (place / "m.gguf").write_bytes(b"x")
+    lock_of(place).touch()
+    now = place.stat().st_mtime
+    os.utime(place, (now - age, now - age))
+    return place
+
+
+def test_headers_that_plans_left_behind_go_after_a_day(tmp_path: Path) -> None:
+    models, cache = tmp_path / "models", tmp_path / "cache"
+    parts = models / PARTS_FOLDER
+    old = [
+        folder_of(place, age=DAY + 60)
+        for place in (models / f"{PLAN_KIND}-1", parts / f"{PLAN_KIND}-2", hub_plans(cache) / "3")
+    ]
+    kept = [
+        folder_of(models / f"{PLAN_KIND}-4", age=DAY - 60),
+        folder_of(hub_plans(cache) / "5", age=0),
+        folder_of(models / "model-6", age=9 * DAY),
+        folder_of(parts / "7", age=9 * DAY),
+    ]
+    remove_old_plans(cache, models)
+    assert [place.exists() or lock_of(place).exists() for place in old] == [False] * 3
+    assert all((place / "m.gguf").exists() and lock_of(place).exists() for place in kept)
+    remove_old_plans(tmp_path / "nothing", tmp_path / "nothing")
+
+
+def test_a_lock_is_held_while_somebody_pulls(tmp_path: Path) -> None:
+    lock = lock_of(tmp_path / "m")
+    assert lock == tmp_path / "m.lock" and not is_locked(lock)
+    files = opened(tmp_path)
+    held = lock_of(files.part_paths[0].parent)
+    assert is_locked(held)
+    files.close()
+    assert not is_locked(held)
+    lock.symlink_to(held)
+    with pytest.raises(OSError, match="symbolic"):
+        is_locked(lock)
+
+
+def test_a_model_in_its_folder_is_called_by_its_kind_and_content(tmp_path: Path) -> None:
+    content = INDEX.content.hex()
+    for kind, part in ((WHOLE_KIND, content), (PLAN_KIND, f"{PLAN_KIND}-{content}")):
+        files = PartFiles(tmp_path, INDEX, NAMES, kind=kind)
+        assert [path.parent for path in files.part_paths] == [tmp_path / PARTS_FOLDER / part] * 2
+        assert [path.parent for path in files.final_paths] == [tmp_path / f"{kind}-{content[:16]}"] * 2

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from meshd.library.interface import StoredModel
-from meshd.library.members.pull import HeaderPull, ModelPull, PullStep, may_be_elsewhere
+from meshd.library.members.pull import HeaderPull, ModelPull, PullStep, may_be_elsewhere, same_model
 from meshd.library.stores import of_path
 from meshd.model.model_name import parse_model_name
 from meshd.store.hash_cache import FileState, HashCache, PieceCache
+from meshd.wire.models import ToldModel
 
 from tests.gguf_bytes import parse
 from tests.unit.library.members.exchange_scene import NAME, Scene, scene
@@ -108,3 +109,61 @@ async def test_one_member_alone_cannot_say_that_a_name_means_a_model_of_this_mac
 def test_what_is_compared_with_the_hub_is_never_a_file_of_the_user(text: str) -> None:
     """Test which names are never compared with the hub, for what differs from its file is removed."""
     assert not may_be_elsewhere(parse_model_name(text))
+
+
+class Own:
+    """A file of the user, of which so much is known, and what members tell of it."""
+
+    def __init__(self, folder: Path, *known: str) -> None:
+        self.data = large()
+        path = put(folder / "mine.gguf", self.data)
+        self.hashes = HashCache(folder / "weights")
+        self.pieces = PieceCache(folder / "pieces", self.hashes)
+        if "fingerprint" in known:
+            self.hashes.save(FileState.at(path), parse(self.data), hashes_of(self.data))
+        if "content" in known:
+            self.pieces.save([FileState.at(path)], index_of(self.data))
+        self.model = of_path(path)
+
+    def found(self, *told: ToldModel, all_agree: bool = False, wished: bool = True) -> str | None:
+        """Return the fingerprint that comes with the model; None where it is not the same."""
+        asked: list[tuple[str, str]] = []
+
+        def is_wished(fingerprint: str, content: str) -> bool:
+            asked.append((fingerprint, content))
+            return wished
+
+        same = same_model(told, [self.model], self.pieces, is_wished=is_wished, all_agree=all_agree)
+        assert same is None or (same[0] is self.model and asked[0][0] == same[1])
+        return None if same is None else same[1]
+
+    def told(self, *, fingerprint: bytes = b"", content: bytes = b"", size: int = 0) -> ToldModel:
+        size = size or len(self.data)
+        return ToldModel(bytes(16), ("m",), size, 1, "Q8_0", "llama", fingerprint, content)
+
+
+RIGHT = bytes.fromhex(fingerprint_of(large()))
+
+
+def test_a_model_is_the_same_by_its_fingerprint(tmp_path: Path) -> None:
+    own = Own(tmp_path, "fingerprint")
+    right, wrong = own.told(fingerprint=RIGHT), own.told(fingerprint=bytes(len(RIGHT)))
+    assert own.found(right) == own.found(wrong, right) == RIGHT.hex()
+    assert own.found(own.told(fingerprint=RIGHT, size=5)) == RIGHT.hex()
+    assert own.found(wrong) is own.found(own.told()) is own.found() is None
+    assert own.found(right, wished=False) is None
+    assert own.found(right, wrong, all_agree=True) is None
+    assert own.found(right, right, all_agree=True) == RIGHT.hex()
+    assert Own(tmp_path / "unknown").found(right, own.told()) is None
+
+
+def test_a_model_is_the_same_by_its_content_and_size(tmp_path: Path) -> None:
+    own = Own(tmp_path, "content")
+    right = own.told(content=CONTENT)
+    assert own.found(right) == "", "its fingerprint is not known"
+    assert own.found(own.told(content=CONTENT, size=5)) is None
+    assert own.found(own.told(content=bytes(len(CONTENT)))) is None
+    assert own.found(own.told()) is None
+    assert own.found(right, own.told(), all_agree=True) is None
+    assert Own(tmp_path / "unknown").found(right) is None
+    assert Own(tmp_path / "both", "content", "fingerprint").found(right) == RIGHT.hex()
