@@ -1,6 +1,7 @@
 """Test what a node tells of itself: when a new record is signed, who is told, and how it takes its leave."""
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -263,3 +264,37 @@ def test_peers_are_told_why_it_lends_nothing_and_its_user_comes_first() -> None:
     assert said() == (True, True), "it is resumed, and fetches still"
     rig.local.fetches(fetching=False)
     assert said() == (False, False)
+
+
+def test_numbers_are_reserved_before_they_are_used() -> None:
+    reserved: list[int] = []
+
+    def reserve(number: int) -> bool:
+        reserved.append(number)
+        return True
+
+    numbers = Numbering(reserve, last=500, now=100)
+    assert reserved == [500 + BLOCK]
+    for number in range(501, 501 + 3 * BLOCK):
+        assert numbers.take() == number <= reserved[-1]
+    assert reserved == sorted(reserved) and all(
+        later - earlier == BLOCK for earlier, later in itertools.pairwise(reserved)
+    )
+    assert len(reserved) == 1 + 3
+    far = 10 * BLOCK
+    numbers.skip(far)
+    assert numbers.take() == far + 1 <= reserved[-1]
+    numbers.skip(5)
+    assert numbers.take() == far + 2, "it never goes back"
+
+
+def test_numbers_that_were_reserved_are_used_while_the_disk_cannot_be_written() -> None:
+    disk = True
+    numbers = Numbering(lambda _number: disk, last=0, now=100)
+    disk = False
+    taken = []
+    while (number := numbers.take()) is not None:
+        taken.append(number)
+    assert taken == list(range(101, 101 + BLOCK))
+    disk = True
+    assert numbers.take() == 101 + BLOCK

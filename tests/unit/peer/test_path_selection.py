@@ -167,6 +167,20 @@ def test_a_direct_path_that_dies_young_is_on_probation_longer_each_time() -> Non
     assert waited == [0, PROBATION_FIRST, 2 * PROBATION_FIRST, 4 * PROBATION_FIRST, PROBATION_MOST]
 
 
+def test_a_relay_that_holds_long_forgives_no_direct_path() -> None:
+    chooser = Chooser()
+    assert chooser.choose([path(1, WEBRTC)], None, NOW).link_id == 1
+    assert chooser.choose([path(2, RELAY, now=NOW + 1)], 2, NOW + 1).link_id == 2
+    now = NOW + 1 + 2 * MOVE_PAUSE
+    assert chooser.choose([path(2, RELAY, now=now)], 2, now).link_id == 2
+    both = [path(2, RELAY, now=now), path(3, WEBRTC, age=0, now=now)]
+    assert chooser.choose(both, 2, now).why == "webrtc is on probation for 5 s"
+    assert chooser.choose([path(4, RELAY, now=now)], None, now + 1).link_id == 4
+    now += YOUNG / 2
+    both = [path(4, RELAY, now=now), path(5, WEBRTC, age=0, now=now)]
+    assert chooser.choose(both, 4, now).why == "webrtc is on probation for 5 s", "its end is no fault"
+
+
 def test_a_path_that_held_long_is_forgiven() -> None:
     chooser = Chooser()
     assert chooser.choose([path(1, WEBRTC)], None, NOW).link_id == 1

@@ -8,8 +8,11 @@ import pytest
 from meshd.base.errors import Broken, Refused, RemoteProtocolError
 from meshd.base.peer_limits import FAULTS, LINKS
 from meshd.link.interface import DialError, DialFailure, Link, LinkKind
+from meshd.mux.config import MuxConfig
 from meshd.mux.events import Code
 from meshd.peer.interface import PeerState, Stream
+from meshd.peer.links import SUSPECT_AFTER, TEST_SECONDS
+from meshd.peer.path_selection import SILENT_AFTER
 from meshd.peer.peer import ATTEMPT_SECONDS, CHALLENGE_SECONDS, FAREWELL_SECONDS, Peer
 from meshd.wire.address import Candidate
 
@@ -133,6 +136,35 @@ async def test_a_ping_goes_over_the_link_that_carries_data() -> None:
         await leader.sees(follower, PeerState.SUSPENDED)
         with pytest.raises(Broken, match="not connected"):
             await peer(leader, follower).ping(1.0)
+
+
+async def test_a_link_that_falls_silent_is_replaced_before_it_counts_as_dead() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        await asyncio.sleep(5)
+        dials = leader.dialer.dials
+        world.cable("anna", "bert").stall()
+        began = leader.node.now()
+        await asyncio.sleep(SILENT_AFTER)
+        assert leader.dialer.dials == dials
+        await until(lambda: leader.dialer.dials > dials)
+        assert leader.node.now() - began < MuxConfig().dead_after
+        await leader.sees(follower, PeerState.CONNECTED)
+
+
+async def test_after_a_change_of_addresses_a_link_that_does_not_answer_ends_soon() -> None:
+    async with World() as world:
+        leader, follower = await pair(world)
+        await asyncio.sleep(5)
+        cable = world.cable("anna", "bert")
+        cable.stall()
+        cable.unplugged = True
+        leader.mesh.addresses_changed()
+        await asyncio.sleep(SUSPECT_AFTER + 0.05)
+        assert not leader.mesh.hears(follower.peer) and leader.mesh.table.is_linked(follower.peer)
+        await asyncio.sleep(TEST_SECONDS)
+        assert leader.status_of(follower).state is PeerState.SUSPENDED
+        assert not leader.mesh.table.is_linked(follower.peer)
 
 
 # Dials.

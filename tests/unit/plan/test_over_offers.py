@@ -345,3 +345,24 @@ def test_a_head_that_computes_nothing_needs_workers() -> None:
     assert fits(models, machines, replace(PLAIN, devices=("none",))) == [
         ModelFit("qwen3-4b", Fit.NO, Fit.GPU)
     ]
+
+
+def test_a_plan_names_its_nodes_its_last_one_and_what_lies_there() -> None:
+    alone = make_plan(model(), offers=[], options=OPTIONS)
+    assert (alone.last_node, alone.output_worker) == ("head", None)
+    plan = make_plan(
+        model(),
+        offers=[node_offer("a", cpu()), node_offer("b", cpu())],
+        options=replace(PLAIN, devices=("none",), output="worker"),
+    )
+    assert plan.last_node == plan.taking[-1].device.node != "head"
+    assert plan.output_worker == plan.taking[-1].device
+    layers = model()
+    assert sum(plan.weights_of(node) for node in ("head", "a", "b")) >= layers.weight_bytes
+    assert plan.weights_of("nobody") == 0
+    on_head = make_plan(
+        model(),
+        offers=[node_offer("a", cpu())],
+        options=replace(PLAIN, devices=("none",), output="head"),
+    )
+    assert on_head.output_worker is None and on_head.last_node == "a"

@@ -7,7 +7,18 @@ import pytest
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import LayerWork
 from meshd.model.output import DevicePath
-from meshd.plan.prediction import HOP_SECONDS, STEP_SECONDS, PlannedStage, PredictedPart, Predictor, Split
+from meshd.model.status import Speeds
+from meshd.plan.prediction import (
+    HOP_SECONDS,
+    STEP_SECONDS,
+    PartSeconds,
+    PlannedStage,
+    PlanOutcome,
+    PredictedPart,
+    Predictor,
+    Split,
+)
+from meshd.plan.reasons import ChangedPart
 from meshd.wire.capacity import TimedLayer
 
 from tests.unit.plan.split_scene import split_model
@@ -260,3 +271,20 @@ def test_a_prompt_repeats_what_takes_longest(pushed: bool) -> None:
     once = 128 * 15 * 0.0001
     assert found["b CPU"] == pytest.approx(4 * 3 * once)
     assert found["a CPU"] == pytest.approx((1 if pushed else 4) * 2 * once)
+
+
+def outcome(tok_s: float, **seconds: float) -> PlanOutcome:
+    prediction = replace(PREDICTOR.predict(split(HEAD)), generate_tok_s=tok_s, prompt_tok_s=123.456)
+    return PlanOutcome(
+        prediction, 1.0, tuple(PartSeconds(name, token, 0.0) for name, token in seconds.items())
+    )
+
+
+def test_what_changed_since_is_what_takes_a_hundredth_of_a_token_more_or_less() -> None:
+    before = outcome(10.0, a=0.050, b=0.030, gone=0.020)
+    now = outcome(8.0, a=0.0509, b=0.0311, new=0.0011, slight=0.0009)
+    assert now.changes_since(before) == (ChangedPart("b", 0.0311, 0.030), ChangedPart("new", 0.0011, 0.0))
+    less = outcome(8.0, a=0.0491, b=0.0289)
+    assert less.changes_since(before) == (ChangedPart("b", 0.0289, 0.030),)
+    assert before.changes_since(before) == ()
+    assert outcome(10.004, a=0.1).speeds == Speeds(123.46, 10.0)
