@@ -462,3 +462,16 @@ async def test_another_native_part_is_tried_again(tmp_path: Path) -> None:
         half.mesh.native = replace(NATIVE, sources="newer")
         half.mesh.say(PeerState.CONNECTED)
         assert "half" in await ready(serve)
+
+
+async def test_a_model_tells_what_it_holds_and_computed_while_it_is_loaded(tmp_path: Path) -> None:
+    async with stage(tmp_path) as it:
+        serve = it.serve(min_workers=0)
+        assert serve.held == {} and await serve.explain() is None
+        assert await serve.computed([(0.0, 1.0)]) == {}
+        assert not serve.is_refusal(400) and not serve.is_refusal(503)
+        serve.generated(1, 1, alone=True)
+        assert await ready(serve) == {"head"}
+        assert serve.held == {}, "the head's own CPU is not lent"
+        assert await serve.computed([(0.0, 1.0)]) == {}, "there are no workers"
+        assert await serve.explain() is not None

@@ -250,3 +250,20 @@ async def test_an_unexpected_error_of_a_head_is_not_hidden(tmp_path: Path) -> No
             here.model("a").turn()
             await asyncio.wait([here.task])
     assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_what_the_models_hold_and_are_asked_is_told_of_all(tmp_path: Path) -> None:
+    async with scene(tmp_path, min_workers=1) as it:
+        it.worker("attic")
+        rig = Rig(it, GROUP, preload="")
+        assert rig.pool.held == {} and await rig.pool.explain() is None
+        assert rig.pool.readiness.state is ModelState.READY, "any of them can be loaded"
+        for name in ("a", "b"):
+            (await rig.begun(name)).end()
+        held = [rig.model(name).upstream.held for name in ("a", "b")]
+        assert all(one[("attic", "CPU")] > 0 for one in held)
+        assert rig.pool.held == {("attic", "CPU"): sum(one[("attic", "CPU")] for one in held)}
+        assert rig.pool.serving(rig.files["c"].paths[0]) is not None
+        assert rig.pool.drafting(rig.files["c"].paths[0]) is not None
+        assert rig.pool.serving(tmp_path / "other.gguf") is None
+        assert rig.pool.drafting(tmp_path / "other.gguf") is None
