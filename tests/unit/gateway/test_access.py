@@ -15,11 +15,15 @@ from meshd.base.sockets import listen_at
 from meshd.gateway import access
 from meshd.gateway.access import (
     LIMIT_NAMES,
+    ApiPort,
     BrowserGuard,
     HttpAuthority,
     KeyRing,
     all_loopback,
     bind,
+    foreign_headers,
+    is_form,
+    is_navigation,
     load_keys,
     may_be_json,
     normal_host,
@@ -30,7 +34,9 @@ from meshd.gateway.access import (
     preflight_headers,
     resolve,
 )
+from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
+from multidict import CIMultiDict, CIMultiDictProxy
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 
@@ -519,3 +525,103 @@ def test_any_header_can_be_judged(authorization: str, key: str) -> None:
 
 def test_keys_do_not_show() -> None:
     assert "sk-12345678" not in repr(GatewayConfig(api_keys=(ApiKey("sk-12345678"),)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "most", "share"),
+    [(0, 10, 10), (1, 10, 10), (2, 10, 7), (3, 8, 6), (2, 4, 3), (2, 1, 1), (2, 0, 1)],
+)
+def test_one_of_several_keys_has_three_quarters(keys: int, most: int, share: int) -> None:
+    ring = KeyRing([ApiKey(f"key-{number:020}") for number in range(keys)])
+    assert ring.share_of(most) == share and len(ring) == keys
+
+
+@pytest.mark.parametrize(
+    ("lines", "opens_page", "code"),
+    [
+        ((("Host", "localhost"),), False, ""),
+        ((), False, "bad_host"),
+        ((("Host", "localhost"), ("Host", "localhost")), False, "bad_host"),
+        ((("Host", "evil.example"),), False, "host_not_allowed"),
+        ((("Host", "localhost"), ("Origin", "https://evil.example")), False, "origin_not_allowed"),
+        ((("Host", "localhost:1"), ("Origin", "http://localhost:1")), False, ""),
+        (
+            (("Host", "localhost"), ("Origin", "http://localhost"), ("Origin", "http://localhost")),
+            False,
+            "origin_not_allowed",
+        ),
+        ((("Host", "localhost"), ("Sec-Fetch-Site", "cross-site")), False, "site_not_allowed"),
+        ((("Host", "localhost"), ("Sec-Fetch-Site", "cross-site")), True, "site_not_allowed"),
+        ((("Host", "localhost"), ("Sec-Fetch-Site", "same-origin")), False, ""),
+    ],
+)
+def test_a_request_is_checked_by_its_host_origin_and_site(
+    lines: tuple[tuple[str, str], ...], opens_page: bool, code: str
+) -> None:
+    headers = CIMultiDictProxy(CIMultiDict(lines))
+    if not code:
+        guard().check(headers, opens_page=opens_page)
+        return
+    with pytest.raises(HttpRefusal) as refused:
+        guard().check(headers, opens_page=opens_page)
+    failure = refused.value.failure
+    assert (failure.code, failure.status) == (code, 400 if code == "bad_host" else 403)
+    assert failure.type == ("invalid_request_error" if code == "bad_host" else "permission_error")
+
+
+def test_any_site_may_link_to_the_page_and_nothing_else() -> None:
+    opens = {"Host": "localhost", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    for wanted, passes in (("document", True), ("iframe", False)):
+        headers = CIMultiDictProxy(CIMultiDict({**opens, "Sec-Fetch-Dest": wanted}))
+        assert is_navigation(headers) is passes
+        with contextlib.nullcontext() if passes else pytest.raises(HttpRefusal):
+            guard().check(headers, opens_page=True)
+        with pytest.raises(HttpRefusal):
+            guard().check(headers, opens_page=False)
+    assert not is_navigation({"Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "document"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("multipart/form-data; boundary=x", True),
+        (" Multipart/Form-Data ", True),
+        ("multipart/mixed", False),
+        ("application/x-www-form-urlencoded", False),
+        (None, False),
+    ],
+)
+def test_a_form_is_known_by_its_type(kind: str | None, form: bool) -> None:
+    assert is_form(kind) is form
+
+
+def test_a_page_of_an_allowed_origin_may_read_an_answer() -> None:
+    assert foreign_headers("https://chat.example") == {
+        "Access-Control-Allow-Origin": "https://chat.example",
+        "Access-Control-Expose-Headers": "Retry-After",
+        "Vary": "Origin",
+    }
+
+
+async def test_a_claimed_port_is_bound_until_it_is_closed() -> None:
+    port = await ApiPort.claim(GatewayConfig(port=0))
+    assert port.port == port.sockets[0].getsockname()[1] != 0 and not port.keys
+    assert not port.guard.host_allowed(f"{socket.gethostname()}.local"), "it is of this machine alone"
+    with pytest.raises(UserError, match="is taken"):
+        await ApiPort.claim(GatewayConfig(port=port.port))
+    port.close()
+    again = await ApiPort.claim(GatewayConfig(port=port.port))
+    again.close()
+    again.close()
+    assert again.sockets[0].fileno() == -1
+
+
+async def test_beyond_this_machine_keys_are_demanded_and_its_names_are_known() -> None:
+    with pytest.raises(UserError, match="open to everyone"):
+        await ApiPort.claim(GatewayConfig(host="0.0.0.0", port=0))
+    port = await ApiPort.claim(GatewayConfig(host="0.0.0.0", port=0, api_keys=(ApiKey("a-long-key"),)))
+    port.close()
+    name = socket.gethostname()
+    if normal_host(name):
+        assert port.guard.host_allowed(name) and port.guard.host_allowed(f"{name}.local")
+    assert port.guard.host_allowed("192.0.2.7") and not port.guard.host_allowed("evil.example")

@@ -2,7 +2,9 @@
 
 import re
 
-from meshd.gateway.paths import OLLAMA_PREFIX, PROPS_PATH, ROUTES, SHOW_PATH, unknown_path
+import pytest
+from meshd.gateway.failure import Failure
+from meshd.gateway.paths import OLLAMA_PREFIX, PROPS_PATH, ROUTES, SHOW_PATH, error_dialect, unknown_path
 from meshd.gateway.server import HEALTH_PATHS, MODELS_PATHS
 
 from tests.pinned_source import pinned_source
@@ -80,3 +82,26 @@ def test_a_base_url_with_v1_too_many_is_told_and_only_that() -> None:
         assert without not in unknown_path(path)
     assert "use the paths below `/v1`" in unknown_path("/v1/api/v0/models")
     assert "use `meshd model`" in unknown_path("/v1/api/pull")
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/chat/completions", "openai"),
+        ("/v1/messages", "anthropic"),
+        ("/v1/messages/batches", "anthropic"),
+        ("/v1/v1/messages", "anthropic"),
+        ("/v1/v1/models", "openai"),
+        ("/api/chat", "ollama"),
+        ("/api/nothing", "ollama"),
+        ("/v1/api/chat", "ollama"),
+        ("/api/v0/models", "openai"),
+        ("/completion", "openai"),
+        ("/nothing", "openai"),
+        ("/", "openai"),
+    ],
+)
+def test_errors_have_the_form_of_the_path_or_of_what_is_near(path: str, form: str) -> None:
+    error = error_dialect(path).error(Failure(404, "none", code="unknown_path"))
+    forms = {"anthropic": "type" in error, "ollama": isinstance(error["error"], str)}
+    assert forms == {"anthropic": form == "anthropic", "ollama": form == "ollama"}

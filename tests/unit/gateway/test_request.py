@@ -5,6 +5,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
 
 import aiohttp
@@ -18,16 +19,25 @@ from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import Translation
 from meshd.gateway.dialects.fields import with_fields
 from meshd.gateway.failure import HttpRefusal
-from meshd.gateway.interface import GatewayConfig
+from meshd.gateway.interface import GatewayConfig, Readiness
 from meshd.gateway.request import (
     Bodies,
     BodyOwner,
+    OneModel,
+    PlainModel,
     beyond_parsing,
+    check_ready,
+    find_model,
+    model_names,
+    not_ready,
     parse_object,
     read_form,
+    unknown_model,
     upstream_request,
 )
+from meshd.model.status import ModelState
 
+from tests.process.gateway_fake import FakeModel, FakeModels, FakeServer, FakeUpstream, says
 from tests.sim.loop import run
 
 JSON_VALUES = st.recursive(
@@ -455,3 +465,104 @@ def test_prompts_and_choices_are_bounded_together(prompts: int, choices: int, fi
     with pytest.raises(HttpRefusal, match="2112 answers, all prompts together") as caught:
         upstream_request(translation)
     assert (caught.value.failure.status, caught.value.failure.param) == (400, "n")
+
+
+@pytest.mark.parametrize(
+    ("announced", "size", "status"), [(8, 8, 200), (None, 8, 200), (9, 0, 413), (None, 9, 413)]
+)
+def test_a_body_is_as_long_as_the_limit_at_most(announced: int | None, size: int, status: int) -> None:
+    bodies = Bodies(most_each=8, most_together=100)
+    content = Trickle(size, 3, every=0.0)
+    request = mock.Mock(
+        spec=web.BaseRequest, content_length=announced, headers={}, content=content, protocol=None
+    )
+
+    async def main() -> int:
+        async with bodies.read(request, b"") as body:
+            assert bodies.held == len(body)
+            return len(body)
+
+    if status == 200:
+        assert run(main()) == size
+    else:
+        with pytest.raises(HttpRefusal, match="larger than 8 bytes") as refused:
+            run(main())
+        assert (refused.value.failure.status, refused.value.failure.code) == (413, "body_too_large")
+    assert bodies.held == 0
+
+
+def several(*names: str) -> FakeModels:
+    return FakeModels(
+        [
+            FakeModel(name, FakeUpstream(Path("/s"), name), FakeServer(says(200, {})), (f"{name}-alias",))
+            for name in names
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("tiny", "tiny"),
+        ("big-alias", "big"),
+        ("tiny:latest", "tiny"),
+        ("big:latest", "big"),
+        (None, "tiny"),
+        ("", "tiny"),
+        ("none", 404),
+        ("none:latest", 404),
+        ("tiny:other", 404),
+        (5, 400),
+        (["tiny"], 400),
+    ],
+)
+def test_a_model_is_found_by_its_name(asked: object, found: str | int) -> None:
+    models = several("tiny", "big")
+    if isinstance(found, str):
+        assert find_model(models, asked).upstream.model_name == found
+    else:
+        with pytest.raises(HttpRefusal) as refused:
+            find_model(models, asked)
+        assert refused.value.failure.status == found
+    one = OneModel(FakeUpstream(Path("/s")))
+    assert find_model(one, asked) is one.only, "whatever a client calls it"
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"),
+    [
+        (0, "is not served here; no model is"),
+        (1, "; `m0` is"),
+        (2, "; `m0`, `m1` are"),
+        (32, "`m31` are"),
+        (33, "`m31`, … are"),
+    ],
+)
+def test_who_asks_for_another_model_is_told_which_there_are(count: int, ends: str) -> None:
+    names = [f"m{number}" for number in range(count)]
+    models = several(*names, "")
+    assert model_names(models) == names
+    failure = unknown_model(models, "x" * 300)
+    assert (failure.status, failure.code) == (404, "model_not_found")
+    assert failure.message.startswith(f"the model `{'x' * 200}` is not") and failure.message.endswith(ends)
+
+
+@pytest.mark.parametrize("state", list(ModelState))
+def test_a_model_that_is_not_ready_is_refused_with_its_state(state: ModelState) -> None:
+    now = Readiness(state, "because", retry_after=7)
+    upstream = FakeUpstream(Path("/s"), readiness=now)
+    models = OneModel(upstream)
+    assert models.readiness is now and models.all == (models.only,)
+    turn = PlainModel(upstream).turn()
+    assert turn.notice == "" and run(turn.begin()) is (None if state is ModelState.READY else now)
+    turn.end()
+    if state is ModelState.READY:
+        check_ready(now)
+        return
+    with pytest.raises(HttpRefusal) as refused:
+        check_ready(now)
+    failure = refused.value.failure
+    assert failure == not_ready(now) and not failure.has_waited and not_ready(now, has_waited=True).has_waited
+    assert (failure.status, failure.code, failure.type) == (503, f"model_{state}", "not_ready_error")
+    assert failure.message == f"the model is not ready ({state}): because" and failure.retry_after == 7
+    assert failure.is_final is (state is ModelState.FAILED)

@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from meshd.base import log as logging
 from meshd.base.errors import UserError
 from meshd.base.peer_limits import API_USERS_KNOWN
-from meshd.gateway.failure import HttpRefusal
-from meshd.gateway.interface import ApiKey, KeyLimits, Readiness
+from meshd.gateway.events import CLIENT_GONE, AnswerMeter
+from meshd.gateway.failure import Failure, HttpRefusal
+from meshd.gateway.interface import AnswerTimings, ApiKey, KeyLimits, Readiness
 from meshd.gateway.metrics import GatewayMetrics
 from meshd.gateway.turns import (
     DAY_SECONDS,
@@ -537,3 +538,129 @@ def test_any_file_can_be_read(junk: bytes) -> None:
             junk + b'\n{"time": "2026-11-23' + junk + b"\n" + json.dumps(asdict(ANSWER)).encode()
         )
         assert AnswerLog(path).tokens_by_key(DAY)["anna"] == 21
+
+
+SECRET = "sk-anna-0123456789"
+FIGURES = b'{"usage": {"prompt_tokens": 12, "completion_tokens": 9, "cached_tokens": 7}}'
+
+
+def met(**more: object) -> AnswerMeter:
+    """The figures of an answer."""
+    meter = AnswerMeter(status=200, **more)  # type: ignore[arg-type]  # fields of it
+    meter.see(FIGURES)
+    return meter
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("keys", [True, False])
+async def test_an_answer_is_charged_logged_and_measured_when_it_ends(tmp_path: Path, keys: bool) -> None:
+    path, metrics = tmp_path / "answers.jsonl", GatewayMetrics()
+    of_keys = (ApiKey(SECRET, "anna"), ApiKey("sk-bob-0123456789", "bob")) if keys else ()
+    log = AnswerLog(path)
+    accounts = Accounts(of_keys, log=log, wall=lambda: NOON, metrics=metrics)
+    key = key_digest(SECRET) if keys else b""
+    now = asyncio.get_running_loop().time
+    turns, meter = Turns(FakeUpstream(Path("/s"), slots=1)), met(came=now() - 1, turn=0.0)
+    with turns.enter("other") as other, turns.enter(key) as turn:
+        await asyncio.sleep(0.25)
+        assert (other.waited, other.computed, turn.waited, turn.computed) == (0, 0.25, 0.25, 0)
+    with turns.enter(key) as turn, accounts.request(key):
+        with accounts.answer(key, "tiny", "/v1/messages", meter, turn):
+            await asyncio.sleep(2)
+            meter.first, meter.losses = now(), 3
+            await asyncio.sleep(1.5)
+        assert not keys or [(used.name, used.active) for used in accounts.status] == [("anna", 1), ("bob", 0)]
+    accounts.close()
+    [line] = path.read_text().splitlines()
+    assert json.loads(line) == asdict(
+        LoggedAnswer(
+            time=utc_text(NOON),
+            key="anna" if keys else None,
+            model="tiny",
+            path="/v1/messages",
+            prompt_tokens=12,
+            cached_tokens=7,
+            generated_tokens=9,
+            waited_s=0.0,
+            computed_s=3.5,
+            status=200,
+        )
+    )
+    if keys:
+        anna, bob = accounts.status
+        assert (anna.answers, anna.prompt_tokens, anna.generated_tokens, anna.tokens_today) == (1, 12, 9, 21)
+        assert (anna.active, bob.answers, bob.tokens_today) == (0, 0, 0)
+    else:
+        assert accounts.status == ()
+    found = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+    assert found["meshd_time_to_first_token_seconds_sum"] == 3.25
+    assert (found["meshd_prompt_tokens_total"], found["meshd_cached_prompt_tokens_total"]) == (12, 7)
+    assert found["meshd_answer_losses_total"] == 3 and found["meshd_request_queue_seconds_count"] == 1
+
+
+def observed(meter: AnswerMeter, *, has_turn: bool = True) -> dict[str, float]:
+    """What is measured of an answer that ends at once."""
+
+    async def main() -> dict[str, float]:
+        metrics = GatewayMetrics()
+        accounts = Accounts((), log=None, wall=lambda: NOON, metrics=metrics)
+        with Turns().enter("a") as turn, accounts.answer(b"", "tiny", "/", meter, turn if has_turn else None):
+            pass
+        return {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+
+    return run(main())
+
+
+@pytest.mark.parametrize(("tokens", "each"), [(1, None), (2, 0.4), (5, 0.1)])
+def test_the_time_of_a_token_leaves_out_the_first(tokens: int, each: float | None) -> None:
+    timings = AnswerTimings(3, 0.2, tokens, 0.4)
+    found = observed(AnswerMeter(timings=timings))
+    assert found.get("meshd_time_per_output_token_seconds_sum") == each
+    assert found["meshd_prompt_seconds_total"] == 0.2 and found["meshd_generated_seconds_total"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("turn", "has_turn", "count"), [(1.0, True, 1), (None, True, None), (1.0, False, None)]
+)
+def test_the_wait_is_that_of_answers_whose_turn_came_here(
+    turn: float | None, has_turn: bool, count: int | None
+) -> None:
+    found = observed(AnswerMeter(turn=turn), has_turn=has_turn)
+    assert found.get("meshd_request_queue_seconds_count") == count
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(HttpRefusal(Failure(418, "no")), 418), (asyncio.CancelledError(), CLIENT_GONE)]
+)
+@pytest.mark.virtual
+async def test_the_status_of_an_answer_that_fails_is_logged(
+    tmp_path: Path, error: BaseException, status: int
+) -> None:
+    log = AnswerLog(tmp_path / "answers.jsonl")
+    accounts = Accounts((), log=log, wall=lambda: NOON, metrics=GatewayMetrics())
+    meter = AnswerMeter(asked=b'{"prompt": "hello there"}')
+    with pytest.raises(type(error)):
+        with Turns().enter("a") as turn, accounts.answer(b"", "tiny", "/", meter, turn):
+            raise error
+    accounts.close()
+    line = json.loads((tmp_path / "answers.jsonl").read_text())
+    assert line["status"] == status and line["generated_tokens"] == 0
+    assert line["prompt_estimated"] is (status == CLIENT_GONE), "llama-server may have computed it"
+    assert (line["prompt_tokens"] is not None) is (status == CLIENT_GONE)
+
+
+@pytest.mark.virtual
+async def test_the_tokens_of_a_day_are_checked_between_answers() -> None:
+    accounts = Accounts(
+        (ApiKey(SECRET, "anna", KeyLimits(tokens_per_day=21)),),
+        log=None,
+        wall=lambda: NOON,
+        metrics=GatewayMetrics(),
+    )
+    key = key_digest(SECRET)
+    accounts.check_tokens(key)
+    with accounts.answer(key, "tiny", "/", met()):
+        accounts.check_tokens(key)
+    with pytest.raises(HttpRefusal) as refused:
+        accounts.check_tokens(key)
+    assert refused.value.failure.code == "insufficient_quota"
