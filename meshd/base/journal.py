@@ -44,10 +44,10 @@ def entry(message: str, level: str, fields: Mapping[str, object]) -> bytes:
     """
     found = bytearray()
     for name, value in _named(message, level, fields):
-        one = _field(name, value.encode(errors="replace")[: MOST_ENTRY_BYTES // 2])
-        if len(found) + len(one) > MOST_ENTRY_BYTES:
+        written = _field(name, value.encode(errors="replace")[: MOST_ENTRY_BYTES // 2])
+        if len(found) + len(written) > MOST_ENTRY_BYTES:
             break
-        found += one
+        found += written
     return bytes(found)
 
 

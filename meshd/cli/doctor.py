@@ -52,12 +52,14 @@ class Doctor:
         else:
             findings, mended = examine(settings), []
         if args.json:
-            fixed = [{**_fields(one.finding), "did": one.did, "failed": one.failed} for one in mended]
+            fixed = [
+                {**_fields(repair.finding), "did": repair.did, "failed": repair.failed} for repair in mended
+            ]
             out.json({"findings": [_fields(found) for found in findings], "fixed": fixed})
         else:
-            for one in mended:
-                text = one.did or f"{one.finding.what}, and could not be fixed: {one.failed}"
-                out.finding("fixed" if one.did else "failed", one.finding.name, text)
+            for repair in mended:
+                text = repair.did or f"{repair.finding.what}, and could not be fixed: {repair.failed}"
+                out.finding("fixed" if repair.did else "failed", repair.finding.name, text)
             for found in findings:
                 _show(found, out)
             out.text(_verdict(findings))

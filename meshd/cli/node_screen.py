@@ -265,11 +265,13 @@ def _head(lent: LentMemory) -> str:
 
 
 def _warnings(before: Status | None, now: Status) -> Iterator[Line]:
-    told = {(warning.code, without_numbers(warning.what)) for warning in before.warnings} if before else set()
+    known = (
+        {(warning.code, without_numbers(warning.what)) for warning in before.warnings} if before else set()
+    )
     for warning in now.warnings:
         if warning.code in _TOLD_OTHERWISE or warning.severity == "info":
             continue
-        if (warning.code, without_numbers(warning.what)) not in told:
+        if (warning.code, without_numbers(warning.what)) not in known:
             yield Line((State(f"{warning.severity}:"), f" {warning.what}"), hint=warning.hint)
 
 

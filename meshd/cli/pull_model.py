@@ -62,10 +62,10 @@ def pull_from_members(given: Path | str, home: Path, rate: int, out: Output) -> 
 
 def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
     """Watch a pull until it has ended; Ctrl-C ends it."""
-    told: set[str] = set()
+    shown_lines: set[str] = set()
     try:
         while reply.step not in ("done", "failed"):
-            _show_pull(reply, told, out)
+            _show_pull(reply, shown_lines, out)
             time.sleep(_POLL_SECONDS)
             reply = client.ask(PullProgressRequest(id=reply.id))
     except KeyboardInterrupt:
@@ -74,19 +74,19 @@ def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
         except MeshdError as error:
             out.note(f"the daemon was not told: {error.what}")
         raise
-    _show_pull(reply, told, out)
+    _show_pull(reply, shown_lines, out)
     return reply
 
 
-def _show_pull(reply: PullReply, told: set[str], out: Output) -> None:
+def _show_pull(reply: PullReply, shown_lines: set[str], out: Output) -> None:
     """Show a bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth.
 
     `told` has the lines about members that give no more.
     """
     for holder in reply.holders:
         line = f"{holder.node} gives no more: {holder.problem}"
-        if holder.problem and line not in told:
-            told.add(line)
+        if holder.problem and line not in shown_lines:
+            shown_lines.add(line)
             out.note(line)
     came = reply.total_bytes > reply.before_bytes and not out.draws_progress
     if reply.step == "asking":

@@ -71,9 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     made = {}
     for action, description in about.items():
-        made[action] = one = below.add_parser(action, description=description)
-        one.add_argument("role", metavar="ROLE", choices=ROLES, help=f"one of {', '.join(ROLES)}")
-        one.add_argument("--system", action="store_true", help="use the system's service instead of your own")
+        made[action] = parser = below.add_parser(action, description=description)
+        parser.add_argument("role", metavar="ROLE", choices=ROLES, help=f"one of {', '.join(ROLES)}")
+        parser.add_argument(
+            "--system", action="store_true", help="use the system's service instead of your own"
+        )
     made["install"].usage = "meshd service install ROLE [--system] [--join-file FILE] [-- OPTIONS_OF_ROLE...]"
     made["install"].add_argument(
         "--join-file",
@@ -189,7 +191,7 @@ def _written(args: Arguments, loaded: LoadedConfig) -> Iterator[str]:
         yield from ("--config", str(expanded(args.config).absolute()))
     for word in args.set:
         name, _, raw = word.partition("=")
-        setting = next(one for one in SETTINGS if one.name == name)
+        setting = next(candidate for candidate in SETTINGS if candidate.name == name)
         _refuse_secret(setting)
         value = _value(loaded, setting)
         yield from ("--set", f"{name}={value}" if isinstance(value, Path) else word)
@@ -203,13 +205,13 @@ def _written(args: Arguments, loaded: LoadedConfig) -> Iterator[str]:
         texts = [raw] if isinstance(raw, str) else list(raw)
         if setting.form is forms.PATH or setting.names_models:
             value = _value(loaded, setting)
-            texts = [str(one) for one in (value if isinstance(value, tuple) else (value,))]
+            texts = [str(item) for item in (value if isinstance(value, tuple) else (value,))]
         for text in texts:
             yield from (f"{setting.option}={text}",) if text.startswith("-") else (setting.option, text)
 
 
 def _value(loaded: LoadedConfig, setting: Setting) -> object:
-    return next(one.value for one in loaded.values if one.setting.name == setting.name)
+    return next(found.value for found in loaded.values if found.setting.name == setting.name)
 
 
 def _refuse_secret(setting: Setting) -> None:
@@ -283,7 +285,7 @@ def _make_user() -> None:
         return
     except KeyError:
         pass
-    groups = [name for name in _GPU_GROUPS if any(one.gr_name == name for one in grp.getgrall())]
+    groups = [name for name in _GPU_GROUPS if any(group.gr_name == name for group in grp.getgrall())]
     more = ["--groups", ",".join(groups)] if groups else []
     shell = shutil.which("nologin", path="/usr/sbin:/sbin:/usr/bin:/bin") or "/bin/false"
     words = [

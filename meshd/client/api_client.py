@@ -63,7 +63,7 @@ class ApiClient:
         self.owner: Owner | None = None  # of connections, while `serve` runs
         self.open_calls: set[HeadCall] = set()  # that a connection carries now
         self._named = named
-        self._said: tuple[ModelState, Sequence[str]] | None = None
+        self._last_report: tuple[ModelState, Sequence[str]] | None = None
 
     # Models.
 
@@ -116,8 +116,8 @@ class ApiClient:
 
     def _say(self) -> None:
         now, names = self.readiness, model_names(self.heads.known(), _now())
-        if (now.state, names) != self._said:
-            self._said = (now.state, names)
+        if (now.state, names) != self._last_report:
+            self._last_report = (now.state, names)
             LOG.info("api_state", state=now.state.value, why=now.reason)
 
 
@@ -185,9 +185,9 @@ class HeadCall(Upstream):
         offer = choose_head(self._client.heads.known(), self._wish, _now())
         if offer is None:
             return ServedFacts()
-        told = offer.model
-        capabilities = told.capabilities or ServedFacts().capabilities  # an older head tells none
-        return ServedFacts(context=told.context, created=told.created, capabilities=capabilities)
+        model = offer.model
+        capabilities = model.capabilities or ServedFacts().capabilities  # an older head tells none
+        return ServedFacts(context=model.context, created=model.created, capabilities=capabilities)
 
     def _told_weights(self) -> bytes:
         """Return the fingerprint of the weights that answer; empty while it is unknown."""
@@ -275,7 +275,7 @@ class HeadCall(Upstream):
     def _proofs(self, offer: HeadOffer) -> dict[str, MetadataValue]:
         """Return proofs of the request's keys for a head that asks for a key; empty if there are none."""
         peer = offer.head.peer
-        if not self._keys or offer.head.told is None or not offer.head.told.asks_key:
+        if not self._keys or offer.head.serving is None or not offer.head.serving.asks_key:
             return {}
         return {KEY_PROOF: b"".join(prove_key(key, head=peer, member=self._client.me) for key in self._keys)}
 

@@ -105,7 +105,7 @@ class HeadFollower:
             try:
                 await self._listen(peer)
             except MeshdError as error:
-                self._followed[peer] = replace(self._followed[peer], told=None, why_not=error.what)
+                self._followed[peer] = replace(self._followed[peer], serving=None, why_not=error.what)
                 LOG.info("head_not_followed", peer=peer.short, why=error.what)
             failures = 0 if loop.time() - began > _STEADY_SECONDS else failures + 1
             await asyncio.sleep(_AGAIN.delay(failures, 0.0))
@@ -132,8 +132,8 @@ class HeadFollower:
         messages = MessageStream(stream, SERVING_HEARD)
         try:
             while True:
-                told = decode_serving(await messages.receive())
-                self._followed[peer] = replace(self._followed[peer], told=told)
+                serving = decode_serving(await messages.receive())
+                self._followed[peer] = replace(self._followed[peer], serving=serving)
         finally:
             stream.reset(Code.CANCELLED, "not followed any more")
 

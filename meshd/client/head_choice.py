@@ -52,7 +52,7 @@ class KnownHead:
 
     peer: PeerId
     name: str
-    told: ServingTold | None = None
+    serving: ServingTold | None = None
     why_not: str = ""
     away_since: float | None = None
     rtt: float | None = None
@@ -85,7 +85,7 @@ class HeadOffer:
     @property
     def is_default(self) -> bool:
         """True if the head answers with this model when a request names none."""
-        return self.head.told is not None and self.model is self.head.told.models[0]
+        return self.head.serving is not None and self.model is self.head.serving.models[0]
 
     def is_called(self, name: str) -> bool:
         """Say whether a request for model `name` may mean this one; an empty name means any."""
@@ -146,8 +146,8 @@ def may_come(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> bool:
 
 def told_fingerprint(heads: Sequence[KnownHead], offer: HeadOffer) -> bytes:
     """Return the fingerprint of an offer's weights, as its head reports it by now; empty if it does not."""
-    said = [head.told for head in heads if head.peer == offer.head.peer and head.told is not None]
-    same = (model for told in said for model in told.models if model.name == offer.model.name)
+    served = [head.serving for head in heads if head.peer == offer.head.peer and head.serving is not None]
+    same = (model for serving in served for model in serving.models if model.name == offer.model.name)
     return next((model.fingerprint for model in same), b"")
 
 
@@ -179,13 +179,13 @@ def _why_not(head: KnownHead, wish: HeadWish, now: float) -> list[str]:
         return []
     if head.is_away(now):
         return [f"the connection to `{head.name}` is lost"]
-    if head.told is None:
+    if head.serving is None:
         return [f"`{head.name}`: {head.why_not or 'has not said yet what it serves'}"]
-    if not head.told.models:
+    if not head.serving.models:
         return [f"`{head.name}` serves nothing"]
-    offers = [HeadOffer(head, model) for model in head.told.models]
-    said = [offer.model for offer in offers if offer.is_called(wish.model) and not offer.model.takes]
-    return [f"`{model.name}` on `{head.name}` is {model.state}: {model.reason}" for model in said]
+    offers = [HeadOffer(head, model) for model in head.serving.models]
+    called = [offer.model for offer in offers if offer.is_called(wish.model) and not offer.model.takes]
+    return [f"`{model.name}` on `{head.name}` is {model.state}: {model.reason}" for model in called]
 
 
 def _wanted(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> Iterator[HeadOffer]:
@@ -196,9 +196,9 @@ def _wanted(heads: Sequence[KnownHead], wish: HeadWish, now: float) -> Iterator[
 
 def _offers(heads: Sequence[KnownHead], now: float, without: Collection[PeerId] = ()) -> Iterator[HeadOffer]:
     for head in heads:
-        if head.told is None or head.peer in without or head.is_away(now):
+        if head.serving is None or head.peer in without or head.is_away(now):
             continue
-        for model in head.told.models:
+        for model in head.serving.models:
             yield HeadOffer(head, model)
 
 

@@ -371,14 +371,14 @@ class FetchedUpstream(Upstream):
     def readiness(self) -> Readiness:
         """The progress of the fetch, as readiness."""
         now = self._fetching.now
-        said = f"`{now.name}`: {now.text}"
+        line = f"`{now.name}`: {now.text}"
         if self._model is None or now.name in self._model.wants:
-            return _readiness(now, said)
+            return _readiness(now, line)
         lacks = self._fetching.lacks
         later = [name for name in self._model.wants if name in lacks]
         if later:
-            return replace(_readiness(now, f"`{later[0]}` is fetched after {said}"), progress=None)
-        here = f"it is here, and waits for {said}"
+            return replace(_readiness(now, f"`{later[0]}` is fetched after {line}"), progress=None)
+        here = f"it is here, and waits for {line}"
         return replace(_readiness(now, here), state=ModelState.UNLOADED, progress=None)
 
     @property

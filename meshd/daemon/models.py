@@ -260,9 +260,9 @@ class ModelExchange:
 
     async def listed(self) -> MemberModelsReply:
         """List the models of members, the running pulls, and the background pulls that failed."""
-        told = await ask_members(self._mesh)
-        views = [_view(offer) for reply in told for offer in reply.offers if offer.stem]
-        left_out = [LeftOutView(node=reply.node, why=reply.why_not) for reply in told if reply.why_not]
+        replies = await ask_members(self._mesh)
+        views = [_view(offer) for reply in replies for offer in reply.offers if offer.stem]
+        left_out = [LeftOutView(node=reply.node, why=reply.why_not) for reply in replies if reply.why_not]
         pulls = tuple(
             _reply(pull) for pull in self._pulls.values() if pull.task is not None or pull.failed_unseen
         )

@@ -288,7 +288,7 @@ def _or_raise(answer: LlamaVersion | UserError | None) -> LlamaVersion | None:
 async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: Path) -> None:
     """Check what mesh-server reports about itself, or about the module. Raises ProgramFault."""
     what = module[0] if module else server
-    lines = await _said(server, ("--describe", *map(str, module)), log_file)
+    lines = await _printed(server, ("--describe", *map(str, module)), log_file)
     described = _described(lines)
     if described.get("protocol") != VERSION:
         raise ProgramFault(
@@ -305,7 +305,7 @@ async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: 
 
 
 async def _version_of(program: Path, pin: Pin, log_file: Path) -> LlamaVersion:
-    lines = await _said(program, ("--version",), log_file)
+    lines = await _printed(program, ("--version",), log_file)
     version = parse_version(lines)
     if version is None or not version.fits(pin):
         what = f"is llama.cpp {version}" if version else f"does not say which llama.cpp it is: {_last(lines)}"
@@ -321,7 +321,7 @@ async def _load_module(program: Path, module: Path, pin: Pin, log_file: Path) ->
     """Check that a llama-server loads the module and, if that is known, has its ggml. Raises ProgramFault."""
     with ReportPipe() as report:
         environment = mesh_trial_environment(module=str(module), report=report.child_end)
-        lines = await _said(
+        lines = await _printed(
             program, ("--list-devices",), log_file, env=environment, hand_over=(report.child_end,)
         )
         reported = [line async for line in report]
@@ -345,7 +345,7 @@ def _other_release(pin: Pin) -> str:
     return f"build llama.cpp at commit {pin.commit[:9]}, or {ours}"
 
 
-async def _said(
+async def _printed(
     program: Path,
     words: Sequence[str],
     log_file: Path,

@@ -147,14 +147,16 @@ async def _ask_cuda(run_to_end: RunToEnd, log: Path) -> CudaDriver | None:
 
 def parse_cuda(lines: Sequence[str]) -> CudaDriver | None:
     """Return what the child has said before it ended; None: there is no driver."""
-    said: dict[str, list[int]] = {"version": [], "init": [], "sm": []}
+    answers: dict[str, list[int]] = {"version": [], "init": [], "sm": []}
     for line in lines:
         word, _, number = line.partition(" ")
-        if word in said and number.isascii() and number.isdigit() and len(number) < 9:
-            said[word].append(int(number))
-    if not said["version"]:
+        if word in answers and number.isascii() and number.isdigit() and len(number) < 9:
+            answers[word].append(int(number))
+    if not answers["version"]:
         return None
-    return CudaDriver(said["version"][0], said["init"][0] if said["init"] else -1, tuple(said["sm"]))
+    return CudaDriver(
+        answers["version"][0], answers["init"][0] if answers["init"] else -1, tuple(answers["sm"])
+    )
 
 
 def explain(facts: GpuFacts, listed: Sequence[str], backends: Sequence[str]) -> list[Finding]:

@@ -391,7 +391,7 @@ class SentText:
     is_over: bool = False
     calls: list[SentCall] = field(default_factory=list)
     # not lists: of short pieces those would hold many times their letters
-    _said: StringIO = field(default_factory=StringIO)
+    _written: StringIO = field(default_factory=StringIO)
     _thought: StringIO = field(default_factory=StringIO)
     _kept: int = 0
     # of a run that continues what the client has
@@ -399,7 +399,7 @@ class SentText:
 
     @property
     def text(self) -> str:
-        return self._said.getvalue()
+        return self._written.getvalue()
 
     @property
     def reasoning(self) -> str:
@@ -416,7 +416,7 @@ class SentText:
         if self._kept > _MOST_KEPT:
             self.is_text = False
         if not self.is_text:
-            self._said, self._thought, self.tokens, self.calls = StringIO(), StringIO(), array("i"), []
+            self._written, self._thought, self.tokens, self.calls = StringIO(), StringIO(), array("i"), []
 
     def goes_on(self) -> None:
         """Remember the text sent so far, to compare with what the next run repeats."""
@@ -426,7 +426,7 @@ class SentText:
         """Add text. A model writes none after a call, and reasons before it writes."""
         has_more = bool(text or thought)
         self.is_text &= not (self.calls and has_more)
-        self._kept += self._said.write(text) + self._thought.write(thought)
+        self._kept += self._written.write(text) + self._thought.write(thought)
         self.count += has_more
 
     def _native(self, event: Mapping[str, object]) -> None:

@@ -187,7 +187,7 @@ class AnswerMeter:
     first: float | None = None
     losses: int = 0
     _last: bytes = b""  # events of a stream
-    _said: dict[bytes, int] = field(default_factory=dict)
+    _figures: dict[bytes, int] = field(default_factory=dict)
 
     def see_events(self, events: bytes) -> int:
         """Read the figures in whole events of a stream. Returns by how many tokens the answer grew."""
@@ -200,9 +200,9 @@ class AnswerMeter:
         before, self.generated = self.generated, self.generated + pieces
         if any(holder in data for holder in _FIGURE_HOLDERS):  # most events have none
             for name, figure in _FIGURES.findall(data):
-                self._said[name] = max(self._said.get(name, 0), int(figure))
+                self._figures[name] = max(self._figures.get(name, 0), int(figure))
             # the exact number counts from the start, and a piece may hold more than one token
-            self.generated = max(self.generated, *(self._said.get(name, 0) for name in _GENERATED))
+            self.generated = max(self.generated, *(self._figures.get(name, 0) for name in _GENERATED))
         return self.generated - before
 
     def hung_up(self) -> None:
@@ -213,9 +213,11 @@ class AnswerMeter:
     def prompt(self) -> int | None:
         """Return the tokens of the prompt, including cached ones; None before they are known."""
         names = (b"prompt_tokens", b"tokens_evaluated", b"input_tokens")
-        known = next((self._said[name] for name in names if name in self._said), None)
-        computed = self._said.get(b"prompt_n")
-        return computed + self._said.get(b"cache_n", 0) if known is None and computed is not None else known
+        known = next((self._figures[name] for name in names if name in self._figures), None)
+        computed = self._figures.get(b"prompt_n")
+        return (
+            computed + self._figures.get(b"cache_n", 0) if known is None and computed is not None else known
+        )
 
     @property
     def estimated_prompt(self) -> int | None:
@@ -231,7 +233,7 @@ class AnswerMeter:
     @property
     def cached(self) -> int | None:
         """Return how many tokens of the prompt came from llama-server's cache; None if unknown."""
-        return self._said.get(b"cached_tokens", self._said.get(b"cache_n"))
+        return self._figures.get(b"cached_tokens", self._figures.get(b"cache_n"))
 
 
 def estimated_tokens(asked: bytes) -> int:

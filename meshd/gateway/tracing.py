@@ -68,17 +68,17 @@ def phases(meter: AnswerMeter, over: float) -> Iterator[Phase]:
     if first is None and timings is not None and timings.generated_tokens:
         first = over - timings.generated_seconds
     first = None if first is None else min(max(first, meter.sent), over)
-    told: dict[str, _Value] = {}
+    attributes: dict[str, _Value] = {}
     if meter.prompt is not None:
-        told["gen_ai.usage.input_tokens"] = meter.prompt
+        attributes["gen_ai.usage.input_tokens"] = meter.prompt
     if meter.cached is not None:
-        told["meshd.cached_tokens"] = meter.cached
-    yield Phase(PROMPT, meter.sent, over if first is None else first, told, is_computed=True)
+        attributes["meshd.cached_tokens"] = meter.cached
+    yield Phase(PROMPT, meter.sent, over if first is None else first, attributes, is_computed=True)
     if first is not None:
-        told = {"gen_ai.usage.output_tokens": meter.generated}
+        attributes = {"gen_ai.usage.output_tokens": meter.generated}
         if timings is not None and timings.drafted:
-            told |= {"meshd.drafted_tokens": timings.drafted, "meshd.accepted_tokens": timings.accepted}
-        yield Phase(TOKENS, first, over, told, is_computed=True)
+            attributes |= {"meshd.drafted_tokens": timings.drafted, "meshd.accepted_tokens": timings.accepted}
+        yield Phase(TOKENS, first, over, attributes, is_computed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,9 @@ class Tracing:
                 span = self._child(trace, trace.span, phase.name, phase.begin, phase.end, phase.attributes)
                 workers = computed[number][place] if computed else {}
                 for name, took in workers.items():
-                    told: dict[str, _Value] = {"meshd.worker": label(name), "meshd.turns": took.turns}
+                    attributes: dict[str, _Value] = {"meshd.worker": label(name), "meshd.turns": took.turns}
                     end = min(phase.end, phase.begin + took.seconds)
-                    self._child(trace, span, "worker", phase.begin, end, told)
+                    self._child(trace, span, "worker", phase.begin, end, attributes)
         trace.span.set_attributes(_of_request(trace.answers))
         trace.span.end(trace.unix(trace.ended))
 

@@ -132,7 +132,7 @@ class LlamaServer:
         self._reported = asyncio.Event()  # no line comes any more
         self._why_killed = ""
         self._is_stuck = False
-        self._said = 0  # lines that it printed and reported
+        self._printed_lines = 0  # lines that it printed and reported
         self._lost: asyncio.Future[Over] = asyncio.get_running_loop().create_future()
         self.report = WeightsReport({})
         self.away = AwayTimes(asyncio.get_running_loop().time)
@@ -289,8 +289,8 @@ class LlamaServer:
         watch, loop = LoadWatch(), asyncio.get_running_loop()
         while (status := child.status).state is not ChildState.READY:
             if status.pid is not None and (work := self._processes.work_of(status.pid)) is not None:
-                said = self._said + sum(lease.sent_bytes for lease in leases)
-                if why := watch.look(loop.time(), work, said):
+                progress = self._printed_lines + sum(lease.sent_bytes for lease in leases)
+                if why := watch.look(loop.time(), work, progress):
                     self._why_killed = why
                     LOG.warning("llama_server_killed", pid=status.pid, why=why)
                     child.kill()
@@ -298,13 +298,13 @@ class LlamaServer:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _see_line(self, _line: str) -> None:
-        self._said += 1
+        self._printed_lines += 1
 
     async def _read_report(self, pipe: Report) -> None:
         try:
             while True:
                 line = await pipe.line()
-                self._said += 1
+                self._printed_lines += 1
                 self.report.line(line)
                 if line.startswith(LOST) and not self._lost.done():
                     endpoint, _, why = line.removeprefix(LOST).partition(" ")
@@ -380,9 +380,9 @@ class LoadWatch:
         self._since = 0.0
         self._computed = 0.0  # processor seconds at that time
 
-    def look(self, now: float, work: ProcessWork, said: int) -> str:
+    def look(self, now: float, work: ProcessWork, progress: int) -> str:
         """Return why it is stuck, empty if not. `said` counts what it said and sent in any other way."""
-        signs = (work.moved_bytes, said)
+        signs = (work.moved_bytes, progress)
         if signs != self._signs:
             self._signs, self._since, self._computed = signs, now, work.processor_seconds
             return ""

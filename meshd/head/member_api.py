@@ -53,7 +53,7 @@ class MemberApi:
         self._serves = serves
         self._me = me
         self._callers = Slots(API_CALLS, API_CALLS_OF_PEER, API_CALLS_OF_ISSUER)
-        self._told = Slots(SERVING_TOLD, SERVING_TOLD_OF_PEER, SERVING_TOLD_OF_ISSUER)
+        self._watchers = Slots(SERVING_TOLD, SERVING_TOLD_OF_PEER, SERVING_TOLD_OF_ISSUER)
         self._looked = -_LOOK_SECONDS
         self._message = b""
         mesh.handle(API_SERVICE, self._carry, allow=self._admit_call)
@@ -63,7 +63,7 @@ class MemberApi:
         return _admit(self._callers, member, "too many requests are in progress")
 
     def _admit_watcher(self, member: Member, _metadata: Mapping[str, MetadataValue]) -> str | Release:
-        return _admit(self._told, member, "too many members are told what is served")
+        return _admit(self._watchers, member, "too many members are told what is served")
 
     async def _carry(self, stream: Stream) -> None:
         ours, theirs = socket.socketpair()
@@ -85,12 +85,12 @@ class MemberApi:
         return proven_key(proofs, digests, head=self._me, member=stream.peer)
 
     async def _tell(self, stream: Stream) -> None:
-        messages, told = MessageStream(stream), b""
+        messages, sent = MessageStream(stream), b""
         while True:
             now = self._serving()
-            if now != told:
+            if now != sent:
                 await messages.send(now)
-                told = now
+                sent = now
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await stream.read()

@@ -304,10 +304,10 @@ def part_of(
             continue
         held.append(lost)
         chosen = part
-    return StandbyPart(tuple(sorted(chosen)), size(chosen), _told(held, not_held))
+    return StandbyPart(tuple(sorted(chosen)), size(chosen), _sentence(held, not_held))
 
 
-def _told(held: Sequence[str], not_held: Sequence[str]) -> str:
+def _sentence(held: Sequence[str], not_held: Sequence[str]) -> str:
     if not held:
         return (
             f"it has no room for what it would need after the loss of {', '.join(not_held) or 'any worker'}"

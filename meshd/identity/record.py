@@ -70,8 +70,8 @@ class PeerRecord:
     @property
     def software(self) -> str:
         """The node's version of meshd; empty: unknown."""
-        said = self.capabilities.get(VERSION_MARK, "")
-        return said if _VERSION.fullmatch(said) else ""  # it is shown to users
+        version = self.capabilities.get(VERSION_MARK, "")
+        return version if _VERSION.fullmatch(version) else ""  # it is shown to users
 
     @property
     def is_paused(self) -> bool:

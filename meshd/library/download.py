@@ -309,15 +309,15 @@ def _locked(place: Path, what: str, report: ReportProgress) -> Iterator[None]:
     """Hold the lock of this file, which the hub library's downloads take as well."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("ab") as file:
-        told = False
+        reported = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not reported:
                     report(TransferProgress(f"another program is downloading {what}; waiting for it"))
-                    told = True
+                    reported = True
                 time.sleep(_LOOK_SECONDS)
         yield
 

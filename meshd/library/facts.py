@@ -166,7 +166,7 @@ class Meter:
         self._activity = activity
         self._total = total
         self._first = begin_at
-        self._began = self._told = time.monotonic()
+        self._began = self._reported_at = time.monotonic()
         self.done = begin_at
         self._tell(0.0)
 
@@ -174,8 +174,8 @@ class Meter:
         """Count `count` more bytes; negative if some have to come again."""
         self.done += count
         now = time.monotonic()
-        if now - self._told >= _REPORT_SECONDS or self.done == self._total:
-            self._told = now
+        if now - self._reported_at >= _REPORT_SECONDS or self.done == self._total:
+            self._reported_at = now
             self._tell(now - self._began)
 
     def _tell(self, seconds: float) -> None:

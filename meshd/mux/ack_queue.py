@@ -128,7 +128,7 @@ class AckQueue:
                 end = stream.receive.received
                 self.late[stream_id] = Ack(stream_id, end, end, accepted=True, ended=True)
 
-    def told(self) -> None:
+    def clear(self) -> None:
         """Forget what is due: the Resume on another link says it all."""
         self.due.clear()
         self.at = None

@@ -86,7 +86,7 @@ class State:
         self.links.carry_on(link_id)
         self.sending.rewind(self.streams.by_id.values())
         self.streams.say_again()
-        self.acks.told()
+        self.acks.clear()
         self.events.append(Switched(link_id))
 
     def lead_to(self, link_id: int) -> None:

@@ -266,10 +266,10 @@ class Failed:
 
 def last_error(failed: Mapping[int, Failed]) -> str:
     """Join the failures of direct attempts: lower case, no full stop; empty if there are none."""
-    return ", ".join(_told(failure) for _, failure in sorted(failed.items()) if failure.direct)
+    return ", ".join(_sentence(failure) for _, failure in sorted(failed.items()) if failure.direct)
 
 
-def _told(failed: Failed) -> str:
+def _sentence(failed: Failed) -> str:
     name = TRANSPORTS[failed.transport].words
     match failed.failure:
         case DialFailure.TIMEOUT:

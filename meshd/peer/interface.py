@@ -212,7 +212,7 @@ class Book(Protocol):
         """
         ...
 
-    def told(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
+    def sources(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
         """Return addresses worth a try, best first, with their source."""
         ...
 

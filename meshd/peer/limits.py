@@ -165,7 +165,7 @@ class Faults:
             hint="read the log of the other node (`meshd logs`); it accepts links again after one minute",
         )
 
-    def told(self, peer: PeerId, now: float) -> tuple[int, str]:
+    def recent(self, peer: PeerId, now: float) -> tuple[int, str]:
         """Return the number of faults in the last hour, and the last one's text."""
         record = self._records.get(peer)
         if record is None:

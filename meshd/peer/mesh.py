@@ -232,7 +232,7 @@ class PeerMesh:
     def _shown(self, status: PeerStatus, ids: Sequence[str]) -> PeerStatus:
         """Add gossip about the peer, its faults, and a mark to a name with which one of `ids` begins."""
         record = self._book.record(status.peer)
-        faults, last_fault = self._node.faults.told(status.peer, self._node.now())
+        faults, last_fault = self._node.faults.recent(status.peer, self._node.now())
         return replace(
             self._with_presence(status),
             name=naming.shown_among(status.name, str(status.peer), ids),
@@ -380,7 +380,7 @@ class PeerMesh:
         """Dial a peer that was just seen in one of our networks, unless it is connected."""
         known = self.table.wish(peer)
         if known is not None:
-            known.told()
+            known.dial_for_news()
 
     def addresses_changed(self) -> None:
         """Test all links and dial all peers, as our own addresses changed: links may be dead unnoticed."""
@@ -456,7 +456,7 @@ class PeerMesh:
         if known is not None:
             if not known.linked:
                 known.facts.take_name()
-            known.told()
+            known.dial_for_news()
 
     def _known_now(self, peer: PeerId) -> None:
         """Note a peer whose record is new: if it dialled us before we knew it, it is wanted from now on."""

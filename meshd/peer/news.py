@@ -413,15 +413,15 @@ class News:
 
     async def talk(self, stream: Stream) -> None:
         """Send and receive news until the stream ends."""
-        messages, told = MessageStream(stream), Told()
+        messages, exchange = MessageStream(stream), Told()
         record = self._book.record(stream.peer)
         admitter = record.chain.admitter if record is not None else None
         limits = self.limits.of(stream.peer, self._node.now(), admitter=admitter)
         try:
             async with Owner() as owner:
-                telling = self._tell(messages, stream.peer, told, limits)
+                telling = self._tell(messages, stream.peer, exchange, limits)
                 owner.start(telling, name=f"news to {stream.peer.short}")
-                await self._listen(messages, stream.peer, told, limits)
+                await self._listen(messages, stream.peer, exchange, limits)
                 owner.cancel()
         except* (Broken, EndOfStream):
             pass
@@ -434,61 +434,65 @@ class News:
 
     # Sending.
 
-    async def _tell(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
+    async def _tell(self, messages: MessageStream, peer: PeerId, exchange: Told, limits: NewsLimits) -> None:
         # The stream begins with a comparison of everything.
         self.ledger.collect(self._node.now())
         mark = self.ledger.journal.mark  # existing content is compared
         gossip_mark = self._gossip.journal.mark
-        await self._tell_digest(messages, told)
+        await self._tell_digest(messages, exchange)
         # Then each change is sent, and what the other side lacks, until the next comparison.
         while True:
             seen = self._node.version
             self.ledger.collect(self._node.now())
             items, mark = self.ledger.journal.since(mark), self.ledger.journal.mark
             for item in items:
-                for message in self._words(item, peer, told):
+                for message in self._words(item, peer, exchange):
                     await messages.send(message)
-            told.look_at(self._gossip.journal.since(gossip_mark), self._gossip)
+            exchange.look_at(self._gossip.journal.since(gossip_mark), self._gossip)
             gossip_mark = self._gossip.journal.mark
-            await self._refute(messages, peer, told, limits)
-            await self._answer(messages, peer, told, limits)
-            if self._node.now() >= told.compared_at + told.pause and self._is_quiet():
-                await self._tell_digest(messages, told)
-            await self._until_changed(seen, told, limits)
+            await self._refute(messages, peer, exchange, limits)
+            await self._answer(messages, peer, exchange, limits)
+            if self._node.now() >= exchange.compared_at + exchange.pause and self._is_quiet():
+                await self._tell_digest(messages, exchange)
+            await self._until_changed(seen, exchange, limits)
 
-    async def _refute(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
+    async def _refute(
+        self, messages: MessageStream, peer: PeerId, exchange: Told, limits: NewsLimits
+    ) -> None:
         """Refute the peer's claims that living members are away: at once, as the peer may believe them."""
-        while told.refuted and not limits.rest(self._node.now()):
-            subject = next(iter(told.refuted))
-            del told.refuted[subject]
-            for message in self._words(LifeItem(subject), peer, told):
+        while exchange.refuted and not limits.rest(self._node.now()):
+            subject = next(iter(exchange.refuted))
+            del exchange.refuted[subject]
+            for message in self._words(LifeItem(subject), peer, exchange):
                 limits.answered(len(message), self._node.now())
                 await messages.send(message)
 
-    async def _answer(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
+    async def _answer(
+        self, messages: MessageStream, peer: PeerId, exchange: Told, limits: NewsLimits
+    ) -> None:
         """Send what the peer seems to lack, as far as its share allows."""
-        told.asked.reverse()
-        asked, told.asked = told.asked, []
+        exchange.asked.reverse()
+        asked, exchange.asked = exchange.asked, []
         while asked and not limits.rest(self._node.now()):
-            for message in self._words(asked.pop(), peer, told):
+            for message in self._words(asked.pop(), peer, exchange):
                 limits.answered(len(message), self._node.now())
                 await messages.send(message)
-        if not told.asked:  # else the peer has compared again meanwhile
-            told.asked = asked[::-1]
+        if not exchange.asked:  # else the peer has compared again meanwhile
+            exchange.asked = asked[::-1]
 
     def _is_quiet(self) -> bool:
         return self._node.now() >= self.ledger.changed_at + QUIET_SECONDS
 
-    async def _tell_digest(self, messages: MessageStream, told: Told) -> None:
-        told.compared_at = self._node.now()
+    async def _tell_digest(self, messages: MessageStream, exchange: Told) -> None:
+        exchange.compared_at = self._node.now()
         await messages.send(DigestNews(self.ledger.digest).encode())
 
-    async def _until_changed(self, seen: int, told: Told, limits: NewsLimits) -> None:
+    async def _until_changed(self, seen: int, exchange: Told, limits: NewsLimits) -> None:
         """Wait for a change, a delayed item that becomes due, or the time to compare."""
-        due = max(told.compared_at + told.pause, self.ledger.changed_at + QUIET_SECONDS)
+        due = max(exchange.compared_at + exchange.pause, self.ledger.changed_at + QUIET_SECONDS)
         if self.ledger.due is not None:
             due = min(due, self.ledger.due)
-        if told.asked or told.refuted:
+        if exchange.asked or exchange.refuted:
             due = min(due, self._node.now() + limits.rest(self._node.now()))
         try:
             async with asyncio.timeout_at(due):
@@ -496,15 +500,15 @@ class News:
         except TimeoutError:
             pass
 
-    def _words(self, item: Item, peer: PeerId, told: Told) -> Iterator[bytes]:
+    def _words(self, item: Item, peer: PeerId, exchange: Told) -> Iterator[bytes]:
         """Yield the messages for an item, unless it is gone, or `peer` has sent it itself."""
         if isinstance(item, BanItem):
             entry = self._node.bans.entry(item.digest)
-            if entry is not None and not told.knows(item, (0,)):
+            if entry is not None and not exchange.knows(item, (0,)):
                 yield BanNews(entry).encode()
         elif isinstance(item, LifeItem):
             sign, away = self._gossip.statements(item.peer)
-            if told.knows(item, self._gossip.mark_of(item.peer)):
+            if exchange.knows(item, self._gossip.mark_of(item.peer)):
                 return
             if sign is not None and item.peer != peer:
                 yield PresenceNews((sign.to_bytes(),)).encode()
@@ -512,7 +516,7 @@ class News:
                 yield AwayNews(away.to_bytes()).encode()
         else:
             record = self._node.host.record() if item == self._node.peer else self._book.newest(item)
-            if record is None or told.knows(item, (record.sequence,)):
+            if record is None or exchange.knows(item, (record.sequence,)):
                 return
             # A node gets its own record only if that is newer than the one in its greeting.
             if item != peer or record.sequence > self._greeted(peer):
@@ -520,7 +524,9 @@ class News:
 
     # Receiving.
 
-    async def _listen(self, messages: MessageStream, peer: PeerId, told: Told, limits: NewsLimits) -> None:
+    async def _listen(
+        self, messages: MessageStream, peer: PeerId, exchange: Told, limits: NewsLimits
+    ) -> None:
         while True:
             message = await messages.receive()
             try:
@@ -530,42 +536,46 @@ class News:
                 news = None
             match news:
                 case BanNews(ban=ban):
-                    await limits.pause(self._learn(partial(self._learn_ban, ban, told), limits, NEW_BAN_COST))
+                    await limits.pause(
+                        self._learn(partial(self._learn_ban, ban, exchange), limits, NEW_BAN_COST)
+                    )
                 case RecordNews(record=raw):
-                    await limits.pause(self._learn(partial(self._learn_record, raw, told), limits))
+                    await limits.pause(self._learn(partial(self._learn_record, raw, exchange), limits))
                 case PresenceNews(entries=entries):
                     for at in range(0, len(entries), _AT_ONCE):
                         part = entries[at : at + _AT_ONCE]
                         await limits.pause(
-                            sum(self._learn(partial(self._learn_sign, raw, told), limits) for raw in part)
+                            sum(self._learn(partial(self._learn_sign, raw, exchange), limits) for raw in part)
                         )
                 case AwayNews(away=raw):
-                    await limits.pause(self._learn(partial(self._learn_away, raw, peer, told), limits))
+                    await limits.pause(self._learn(partial(self._learn_away, raw, peer, exchange), limits))
                 case DigestNews(digest=digest):
                     await limits.pause(KNOWN_COST)
-                    await self._compare(digest, messages, told, limits)
+                    await self._compare(digest, messages, exchange, limits)
                 case BucketsNews(hashes=hashes):
                     await limits.pause(NEW_COST)
                     if limits.compares(self._node.now()):
-                        told.asked = self.ledger.differing(hashes)
+                        exchange.asked = self.ledger.differing(hashes)
                         self._node.changed()
                 case None:
                     await limits.pause(KNOWN_COST)
 
-    async def _compare(self, digest: bytes, messages: MessageStream, told: Told, limits: NewsLimits) -> None:
+    async def _compare(
+        self, digest: bytes, messages: MessageStream, exchange: Told, limits: NewsLimits
+    ) -> None:
         """Compare the other side's digest with ours, and answer with hashes of all parts if they differ."""
         if not limits.digests(self._node.now()):
             return  # before anything is computed
         self.ledger.collect(self._node.now())
         if digest == self.ledger.digest:
-            told.pause = COMPARE_SECONDS
-        elif not told.begun or self._is_quiet():
-            if told.begun:
-                told.pause = min(2 * told.pause, MAX_COMPARE_SECONDS)
+            exchange.pause = COMPARE_SECONDS
+        elif not exchange.begun or self._is_quiet():
+            if exchange.begun:
+                exchange.pause = min(2 * exchange.pause, MAX_COMPARE_SECONDS)
             answer = BucketsNews(self.ledger.buckets).encode()
             limits.answered(len(answer), self._node.now())
             await messages.send(answer)
-        told.begun = True
+        exchange.begun = True
 
     def _learn(self, learn: Learn, limits: NewsLimits, cost: float = NEW_COST) -> float:
         """Take one statement in, and return what it costs. Raises RemoteProtocolError after too many invalid
@@ -583,15 +593,15 @@ class News:
     # Each of these takes a statement in. It returns None for a known one, and True if the streams have to
     # look again. It raises RemoteProtocolError or Fault for an invalid one.
 
-    def _learn_ban(self, ban: bytes, told: Told) -> bool | None:
+    def _learn_ban(self, ban: bytes, exchange: Told) -> bool | None:
         item = BanItem(digest_of(ban))
         is_known = self._node.bans.entry(item.digest) is not None
-        told.hear(item, (0,))
+        exchange.hear(item, (0,))
         if not is_known and self._node.learn_bans([ban]):
             raise RemoteProtocolError("an invalid ban", code="news")
         return None if is_known else False
 
-    def _learn_record(self, raw: bytes, told: Told) -> bool | None:
+    def _learn_record(self, raw: bytes, exchange: Told) -> bool | None:
         record = PeerRecord.decode(raw)
         if record.peer == self._node.peer:
             return self._learn_own(record)
@@ -604,7 +614,7 @@ class News:
             if error.code == "banned":
                 return False  # the sender may not know yet
             raise
-        told.hear(record.peer, (record.sequence,))
+        exchange.hear(record.peer, (record.sequence,))
         if not new:
             return None
         # From here on a fault is its signer's: the member that sent it may know no better.
@@ -624,20 +634,20 @@ class News:
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self._node.faults.blame(peer, self._node.now(), fault.what)
 
-    def _learn_sign(self, raw: bytes, told: Told) -> bool | None:
+    def _learn_sign(self, raw: bytes, exchange: Told) -> bool | None:
         sign = Presence.from_bytes(raw)
         new = self._gossip.hear_sign(sign)
-        told.hear_sign(sign.peer, sign.order)
+        exchange.hear_sign(sign.peer, sign.order)
         if new is False:
             raise RemoteProtocolError("an invalid sign of life", code="news")
         return new
 
-    def _learn_away(self, raw: bytes, peer: PeerId, told: Told) -> bool | None:
+    def _learn_away(self, raw: bytes, peer: PeerId, exchange: Told) -> bool | None:
         away = Away.from_bytes(raw)
         new = self._gossip.hear_away(away, self._node.now(), teller=peer)
         refuted = bool(new) and self._gossip.refute(self._node.now())
-        told.hear_away(away.peer, away.order, self._gossip)
-        if refuted or told.refuted:
+        exchange.hear_away(away.peer, away.order, self._gossip)
+        if refuted or exchange.refuted:
             self._node.changed()
         if new is False:
             raise RemoteProtocolError("an invalid statement of absence", code="news")

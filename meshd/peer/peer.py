@@ -180,7 +180,7 @@ class Peer:
         self._is_test_due = self._is_test_due or although_connected
         self._wake.set()
 
-    def told(self) -> None:
+    def dial_for_news(self) -> None:
         """Dial now, as others reported something new of the peer, unless they do so too often."""
         if self._rates.retries.spend(self.id, self._node.now()):
             self.poke()
@@ -576,7 +576,7 @@ class Peer:
         if proto is None:
             return places
         now = self._node.now()
-        sure = {at for source, given in self._book.told(self.id) if source is Source.GIVEN for at in given}
+        sure = {at for source, given in self._book.sources(self.id) if source is Source.GIVEN for at in given}
         record = self._book.record(self.id)
         admitter = None if record is None else record.chain.admitter
         invited_us = self._node.host.record().chain.leaf.issuer == self.id

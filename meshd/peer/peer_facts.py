@@ -93,8 +93,8 @@ class PeerFacts:
         """Return where the peer may be dialled, best first."""
         found = [
             place
-            for source, told in self._book.told(self._peer)
-            for place in self._node.host.may_dial(self._peer, told, source)
+            for source, given in self._book.sources(self._peer)
+            for place in self._node.host.may_dial(self._peer, given, source)
         ]
         return list(dict.fromkeys(found))
 

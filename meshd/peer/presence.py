@@ -145,7 +145,7 @@ class MemberPresence:
         self._look_at = 0.0  # when the seats change without an event
         # Since when a member is missed, and how long until that is reported.
         self._missed: dict[PeerId, tuple[float, float]] = {}
-        self._said: dict[
+        self._quiet: dict[
             PeerId, tuple[float, float]
         ] = {}  # until when it is not reported again, and the next wait
         self._met_anybody: float | None = None  # when there was last a session, or we began
@@ -230,7 +230,7 @@ class MemberPresence:
         """Forget a node that is no longer a member."""
         self._met.pop(peer, None)
         self._missed.pop(peer, None)
-        self._said.pop(peer, None)
+        self._quiet.pop(peer, None)
         self._seat_of.pop(peer, None)
         self.gossip.forget(peer)
 
@@ -264,12 +264,12 @@ class MemberPresence:
         for peer in in_order(self._wanted):
             if peer in connected:
                 self._missed[peer] = now, LOSS_SECONDS
-                self._said.pop(peer, None)
+                self._quiet.pop(peer, None)
                 continue
             since, patience = self._missed.setdefault(peer, (now, VAIN_SECONDS))
-            until, wait = self._said.get(peer, (0.0, TOLD_AGAIN_SECONDS))
+            until, wait = self._quiet.get(peer, (0.0, TOLD_AGAIN_SECONDS))
             if now - since >= patience and now >= until and self.gossip.report(peer, now):
-                self._said[peer] = now + wait, min(2 * wait, MAX_AGAIN_SECONDS)
+                self._quiet[peer] = now + wait, min(2 * wait, MAX_AGAIN_SECONDS)
                 self._node.changed()
 
     def _try_others(self, now: float, sessions: int) -> None:

@@ -62,10 +62,10 @@ class PresenceGossip:
     def order(self, peer: PeerId) -> Order:
         """Return the order of the last known sign of life; a record counts as one."""
         record, life = self._book.record(peer), self._of.get(peer)
-        told = (record.sequence if record is not None else -1, 0)
+        known = (record.sequence if record is not None else -1, 0)
         if peer == self._me:
-            told = self._own(), 0
-        return max(told, life.sign.order) if life is not None and life.sign is not None else told
+            known = self._own(), 0
+        return max(known, life.sign.order) if life is not None and life.sign is not None else known
 
     def statements(self, peer: PeerId) -> tuple[Presence | None, Away | None]:
         """Return the statements about a member that count, besides its record: sign of life and absence."""

@@ -270,7 +270,7 @@ class SignalService:
         self._issuers_in = Rates(SIGNAL_ROUTE_OF_ISSUER)
         self._by_mail = SIGNAL_MAIL_RATE.bucket(0.0)
         self._forwarded = Rates(SIGNALS_FORWARDED)
-        self._told = Rates(COOKIES_TOLD)
+        self._cookies = Rates(COOKIES_TOLD)
 
     def topic(self, name: str) -> Signals:
         """Return the signals of one kind of link: one object for dialler and listener, read by one task."""
@@ -409,7 +409,7 @@ class SignalService:
 
     def _tell(self, peer: PeerId, cookie: bytes) -> None:
         """Send our cookie to a sender that lacks it; it proves that the sender's next signals are new."""
-        if self._told.spend(peer, self._node.now()):
+        if self._cookies.spend(peer, self._node.now()):
             blob = self._signed(peer, "", b"", echo=cookie)
             self._routes.start(partial(self._routes.hand, peer, blob), peer)
 

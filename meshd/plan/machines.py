@@ -160,8 +160,8 @@ def measured_machines(work: LayerWork, machines: Machines, options: HeadOptions)
     for offer in machines.offers:
         unknown = [known.name for known in offer.devices if not is_known(offer.node, known.name)]
         if unknown:
-            told = machines.unmeasured.get(offer.node)
-            unmeasured[offer.node] = why = NotMeasured() if told is None else Reported(told)
+            reason = machines.unmeasured.get(offer.node)
+            unmeasured[offer.node] = why = NotMeasured() if reason is None else Reported(reason)
             offer = replace(offer, excluded={**offer.excluded, **dict.fromkeys(unknown, why)})
         offers.append(offer)
     return Measured(replace(machines, offers=tuple(offers)), unmeasured)

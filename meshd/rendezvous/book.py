@@ -254,7 +254,7 @@ class AddressBook:
             del self._hints[next(iter(self._hints))]
         self._changed()
 
-    def told(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
+    def sources(self, peer: PeerId) -> Sequence[tuple[Source, Sequence[Candidate]]]:
         """Return a peer's addresses by source: what worked last, where it is seen, the record's,
         then hints.
         """
@@ -269,7 +269,7 @@ class AddressBook:
 
     def candidates(self, peer: PeerId) -> Sequence[Candidate]:
         """Return all addresses, without their sources."""
-        return tuple(dict.fromkeys(candidate for _, named in self.told(peer) for candidate in named))
+        return tuple(dict.fromkeys(candidate for _, named in self.sources(peer) for candidate in named))
 
     def worked(self, peer: PeerId, remote: str) -> None:
         """Record the address that worked: the next dial begins there."""

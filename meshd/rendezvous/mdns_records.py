@@ -281,7 +281,7 @@ class Neighbours:
     heard_at: float | None = None  # when anybody else's record came last, of whatever mesh
     _seen: dict[tuple[str, str], _SeenMember] = field(default_factory=dict)
     _known: frozenset[PeerId] = frozenset()
-    _told: dict[PeerId, _ToldPlaces] = field(default_factory=dict)
+    _reported: dict[PeerId, _ToldPlaces] = field(default_factory=dict)
 
     @property
     def members(self) -> int:
@@ -365,18 +365,18 @@ class Neighbours:
         """Return the changes since the last call: peers, and where they are seen now (nowhere: gone)."""
         changes: list[tuple[PeerId, tuple[Candidate, ...]]] = []
         present = {seen.peer for seen in self._seen.values() if seen.peer is not None}
-        for peer in (present | set(self._told)) & self._known:
-            last = self._told.setdefault(peer, _ToldPlaces())
+        for peer in (present | set(self._reported)) & self._known:
+            last = self._reported.setdefault(peer, _ToldPlaces())
             candidates = self.of(peer)
             if now - last.at < TELL_SECONDS or not (last.news or set(candidates) != set(last.candidates)):
                 continue
             changes.append((peer, candidates))
             if candidates:
-                self._told[peer] = _ToldPlaces(candidates, now, news=False)
+                self._reported[peer] = _ToldPlaces(candidates, now, news=False)
             else:
-                del self._told[peer]
-        for peer in set(self._told) - self._known:
-            del self._told[peer]
+                del self._reported[peer]
+        for peer in set(self._reported) - self._known:
+            del self._reported[peer]
         return changes
 
     def _drop_one(self) -> None:
@@ -395,4 +395,4 @@ class Neighbours:
         """Find the owner of a record: one hash for each of `peers`."""
         seen.peer = next((peer for peer in peers if seen.sign.is_of_node(self.mesh, peer)), None)
         if seen.peer is not None:
-            self._told.setdefault(seen.peer, _ToldPlaces()).news = True
+            self._reported.setdefault(seen.peer, _ToldPlaces()).news = True

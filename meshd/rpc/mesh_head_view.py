@@ -69,10 +69,10 @@ class AbsentWeights:
     Methods raise RemoteProtocolError; before that they call `told` with the tensor's hash (empty if unknown).
     """
 
-    def __init__(self, absent: Collection[bytes], told: Callable[[bytes], None]) -> None:
+    def __init__(self, absent: Collection[bytes], report: Callable[[bytes], None]) -> None:
         """Start a connection. `absent`: the hashes of the tensors that are not in the head's file."""
         self._absent = absent
-        self._told = told
+        self._report = report
         self._buffers: dict[int, _Buffer] = {}
 
     def asked(self, weights: Iterable[AskedWeight]) -> None:
@@ -106,7 +106,7 @@ class AbsentWeights:
         raise self._refused(b"")
 
     def _refused(self, digest: bytes) -> RemoteProtocolError:
-        self._told(digest)
+        self._report(digest)
         return refused("weights are missing that this node does not have")
 
 

@@ -71,8 +71,8 @@ class ChildSilence:
         `answered` is the number of bytes that the server has sent so far. Before the server's first message,
         WELCOME, silence does not count: the head does the waiting.
         """
-        said, self._answered = answered != self._answered, answered
-        if said or not answered or self._peer_waits:
+        changed, self._answered = answered != self._answered, answered
+        if changed or not answered or self._peer_waits:
             self._silent = 0.0
             return ""
         self._silent += LOOK_SECONDS

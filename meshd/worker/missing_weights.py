@@ -164,8 +164,8 @@ class MissingWeights:
             text[0] = line
 
         found = await self._members.fetch(lacking, weights.lease_cache, on_progress)
-        LOG.info("weights_fetched", peer=peer.short, bytes=sum(found.given.values()), what=_told(found))
-        return Fetched(sum(found.given.values()), _told(found))
+        LOG.info("weights_fetched", peer=peer.short, bytes=sum(found.given.values()), what=_sentence(found))
+        return Fetched(sum(found.given.values()), _sentence(found))
 
     async def _renewed(
         self, messages: MessageStream, agreed: AgreedLease, needs: Needs, outgoing: Outgoing
@@ -257,7 +257,7 @@ async def _say_progress(messages: MessageStream, text: list[str], ended: asyncio
                 await ended.wait()
 
 
-def _told(found: FromMembers) -> str:
+def _sentence(found: FromMembers) -> str:
     """Return a log text: how much came from which node, and what went wrong."""
     given = ", ".join(f"{in_bytes(count)} from {node}" for node, count in found.given.items() if count)
     return "; ".join(part for part in (given or "nothing came", found.why) if part)

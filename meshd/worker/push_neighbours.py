@@ -383,11 +383,11 @@ class PushNeighbours:
     async def _follow(self, asked: Stream, way: LocalWay | None) -> None:
         """Use the connection once the neighbour says so, and wait for the end of the stream."""
         try:
-            said = await asked.read()
+            reply = await asked.read()
         except (EndOfStream, Broken):
             return
         number = self._numbers.get(asked.peer)  # None: the lease is over
-        if way is not None and said[:1] == TAKEN and number is not None and number in self._awaited:
+        if way is not None and reply[:1] == TAKEN and number is not None and number in self._awaited:
             self._use(way, number)
         await _until_ended(asked)
 

@@ -114,7 +114,7 @@ class Scene:
     def told(self, name: str) -> Sequence[ApiModel] | None:
         """Return what the client has heard from the head of that name."""
         known = next((one for one in self.api.heads.known() if one.name == name), None)
-        return known.told.models if known is not None and known.told is not None else None
+        return known.serving.models if known is not None and known.serving is not None else None
 
     async def post(
         self, path: str = "/v1/chat/completions", *, key: str = "", **more: object

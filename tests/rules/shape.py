@@ -10,6 +10,8 @@ MOST_FUNCTION_LINES = 60  # 40 is the aim
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager", "base_class"})
 # A docstring that begins so is a fragment: it leaves out who does what.
 FRAGMENTS = frozenset({"What", "Of", "Whether", "How", "By", "That", "Those", "See"})
+# A name that is a pronoun or a verb in the past says nothing of what it holds.
+PRONOUNS = frozenset({"it", "one", "told", "said", "whom", "them"})
 INTERFACE_BASES = frozenset({"Protocol", "StrEnum", "IntEnum", "Enum"})
 
 
@@ -50,6 +52,20 @@ def name_says(source: Source) -> Iterator[Fault]:
     for part in source.path.removesuffix(".py").split("/"):
         if part in VAGUE:
             yield source.fault(source.tree, "name", f"`{part}` says nothing about what is in it")
+
+
+def names_hold(source: Source) -> Iterator[Fault]:
+    """Report variables, parameters, attributes and functions that are named by a word of PRONOUNS."""
+    for node in source.nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                pass
+            case _:
+                continue
+        if name.strip("_") in PRONOUNS:
+            yield source.fault(node, "name", f"`{name}` does not say what it holds")
 
 
 def interface_holds(source: Source) -> Iterator[Fault]:

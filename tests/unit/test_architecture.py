@@ -17,6 +17,7 @@ EVERYWHERE: tuple[Rule, ...] = (
 )
 PACKAGE_ONLY: tuple[Rule, ...] = (
     shape.docstring_begins,
+    shape.names_hold,
     shape.interface_holds,
     shape.no_any,
     behaviour.owned_tasks,
@@ -57,6 +58,11 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
         3,
     ),
     (shape.name_says, "meshd/base/utils.py", "", 1),
+    (shape.names_hold, "meshd/x.py", "it = 1\n", 1),
+    (shape.names_hold, "meshd/x.py", "x = [one for one in y]\n", 1),
+    (shape.names_hold, "meshd/x.py", "def f(*, told): ...\n", 1),
+    (shape.names_hold, "meshd/x.py", "class A:\n    async def _said(self): ...\n", 2),
+    (shape.names_hold, "meshd/x.py", "self._whom = 1\n", 1),
     (shape.no_any, "meshd/x.py", "from typing import Any\nx: Any = 1\n", 2),
     (shape.no_any, "meshd/x.py", "import typing\nx: dict[str, typing.Any]\n", 2),
     (shape.interface_holds, "meshd/x/interface.py", "def f(): ...\n", 1),
@@ -117,6 +123,7 @@ BAD: tuple[tuple[Rule, str, str, int], ...] = (
 GOOD: tuple[tuple[Rule, str, str], ...] = (
     (shape.docstring, "meshd/x/__init__.py", ""),
     (shape.docstring_begins, "meshd/x.py", 'def f():\n    """Return what x is."""\n'),
+    (shape.names_hold, "meshd/x.py", "told_at = with_one = other.told\n"),
     (shape.file_length, "tests/x.py", '"""x"""\n' * 700),
     (shape.file_length, "native/mesh/x.cpp", "int i;\n" * 700),
     (

@@ -80,14 +80,14 @@ class OllamaAnswering(chat.ChatAnswering):
         """Return an empty piece without the text, because lines of JSON have no comments."""
         return b"" if self._is_over else self._text("")
 
-    def _said(self, piece: dict[str, object]) -> bytes:
+    def _piece_line(self, piece: dict[str, object]) -> bytes:
         return _line({**self._head, **piece, "done": False})
 
     def _text(self, text: str) -> bytes:
-        return self._said(self._piece(text))
+        return self._piece_line(self._piece(text))
 
     def _thought(self, text: str) -> bytes:
-        return self._said(self._piece("", text))
+        return self._piece_line(self._piece("", text))
 
     def _called(self, piece: chat.CallPiece) -> bytes:
         """Collect the pieces of a call, because Ollama's clients expect it whole."""
@@ -106,7 +106,7 @@ class OllamaAnswering(chat.ChatAnswering):
             call._replace(arguments="".join(self._arguments.get(number, ())))
             for number, call in self._calls.items()
         ]
-        out = self._said(self._piece("", calls=_calls(whole))) if whole else b""
+        out = self._piece_line(self._piece("", calls=_calls(whole))) if whole else b""
         return out + _line({**self._head, **self._piece(""), **self._figures()})
 
     def _whole(self, whole: chat.ChatPiece) -> dict[str, object]:

@@ -114,10 +114,10 @@ class ResponsesAnswering(chat.ChatAnswering):
         self._has_begun = False
 
     def _thought(self, text: str) -> bytes:
-        return self._said("reasoning", "reasoning_text.delta", text)
+        return self._delta("reasoning", "reasoning_text.delta", text)
 
     def _text(self, text: str) -> bytes:
-        return self._said("message", "output_text.delta", text, logprobs=[])
+        return self._delta("message", "output_text.delta", text, logprobs=[])
 
     def _called(self, piece: chat.CallPiece) -> bytes:
         item, out = self._item, b""
@@ -227,7 +227,7 @@ class ResponsesAnswering(chat.ChatAnswering):
     def _next_index(self) -> int:
         return len(self._done) + (self._item is not None)
 
-    def _said(self, item: str, kind: str, text: str, **more: object) -> bytes:
+    def _delta(self, item: str, kind: str, text: str, **more: object) -> bytes:
         out = self._open(item)
         self._pieces.append(text)
         place = self._item.place if self._item is not None else {}

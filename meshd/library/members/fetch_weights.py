@@ -61,16 +61,16 @@ class MemberWeights:
         if by_us and self._gives():
             return await self.content_of(file, on_progress)
         size = sum(FileState.of(descriptor).size for descriptor in file.descriptors)
-        told = [
+        offered = [
             offer.model
             for member in await ask_members(self._mesh, seconds=_SHARED_SECONDS)
             for offer in member.offers
             if (offer.model.size, offer.model.files) == (size, len(file.descriptors))
         ]
-        if not told:
+        if not offered:
             return b""
         content = await self.content_of(file, on_progress)
-        return content if any(_may_have(model, content) for model in told) else b""
+        return content if any(_may_have(model, content) for model in offered) else b""
 
     async def content_of(self, file: WeightsFile, on_progress: Callable[[str], None]) -> bytes:
         """Return the content id of our file, reading the file once. Raises MeshdError."""
@@ -128,9 +128,9 @@ class _WeightsFetch:
     async def _ask(self, peer: PeerId) -> PieceIndex | None:
         """Return the pieces of the head's file, if this member has it. The first answer counts for all."""
         async with asyncio.timeout(LIST_SECONDS):
-            told = (await ask_models(self._mesh, peer)).models
+            models = (await ask_models(self._mesh, peer)).models
         needs, node = self._needs, self._holders[peer].node
-        fitting = [model for model in told if (model.size, model.files) == (needs.size, needs.files)]
+        fitting = [model for model in models if (model.size, model.files) == (needs.size, needs.files)]
         for model in sorted(fitting, key=lambda told_model: told_model.content != needs.content):
             if not _may_have(model, needs.content):
                 continue

@@ -98,7 +98,7 @@ _WRITE_SECONDS = 300.0  # for a chunk: a session without a link lives for the gr
 class OfferedModel:
     """A model to offer: `paths` stay on this machine; `told` is what members see."""
 
-    told: ToldModel
+    entry: ToldModel
     paths: tuple[Path, ...]
     states: tuple[FileState, ...]
 
@@ -167,7 +167,7 @@ class OfferedModels:
                     break
                 with suppress(OSError):
                     if (offered := self._offered(stored)) is not None:
-                        found.setdefault(offered.told.key, offered)
+                        found.setdefault(offered.entry.key, offered)
             self._read = {model.paths: self._read[model.paths] for model in found.values()}
             self._known, self._listed_at = found, time.monotonic()
             return tuple(found.values())
@@ -178,17 +178,17 @@ class OfferedModels:
 
     def by_key(self, key: bytes) -> OfferedModel | None:
         """Return the listed model with this key, or None."""
-        return next((model for model in self.listed() if model.told.key == key), None)
+        return next((model for model in self.listed() if model.entry.key == key), None)
 
     def by_content(self, content: bytes) -> OfferedModel | None:
         """Return the model with this content, even if its pieces became known only after the list."""
         listed = self.listed()
-        found = next((model for model in listed if content and model.told.content == content), None)
+        found = next((model for model in listed if content and model.entry.content == content), None)
         unread = () if found is not None or not content else listed
         return next((model for model in unread if self._has_become(model, content)), found)
 
     def _has_become(self, offered: OfferedModel, content: bytes) -> bool:
-        index = None if offered.told.content else self.index_of(offered)
+        index = None if offered.entry.content else self.index_of(offered)
         return index is not None and index.content == content
 
     def index_of(self, offered: OfferedModel) -> PieceIndex | None:
@@ -228,7 +228,7 @@ class OfferedModels:
         if facts.problem or facts.shards != len(paths) or not 0 < size <= MAX_GIVEN_BYTES:
             return None
         index = self._pieces.load(states)
-        told = ToldModel(
+        entry = ToldModel(
             key=self._key(paths),
             names=names_of(stored),
             size=size,
@@ -238,7 +238,7 @@ class OfferedModels:
             fingerprint=bytes.fromhex(facts.fingerprint or ""),
             content=index.content if index is not None else b"",
         )
-        return OfferedModel(told, paths, states)
+        return OfferedModel(entry, paths, states)
 
     def _key(self, paths: Sequence[Path]) -> bytes:
         """Return a key that reveals nothing about the paths, which members must not learn."""
@@ -317,9 +317,9 @@ class ModelsTeller:
             raise RemoteProtocolError("models: expected `list`, `pieces` or `tensors`", code="models")
 
     async def _tell(self, messages: MessageStream) -> None:
-        told = [model.told for model in await in_thread(self._offered.listed)]
-        for at in range(0, max(1, len(told)), MAX_MODEL_ROWS):
-            rows, last = tuple(told[at : at + MAX_MODEL_ROWS]), at + MAX_MODEL_ROWS >= len(told)
+        entries = [model.entry for model in await in_thread(self._offered.listed)]
+        for at in range(0, max(1, len(entries)), MAX_MODEL_ROWS):
+            rows, last = tuple(entries[at : at + MAX_MODEL_ROWS]), at + MAX_MODEL_ROWS >= len(entries)
             await messages.send(ModelsTold(rows, last, self._disk() if last else None).encode())
 
     async def _tell_pieces(self, messages: MessageStream, offered: OfferedModel) -> None:

@@ -110,8 +110,8 @@ def digits_of(model: ToldModel) -> str:
 
 
 def _has_digits(model: ToldModel, digits: str, *, by_content: bool) -> bool:
-    told = (model.fingerprint, model.content) if by_content else (model.fingerprint,)
-    return any(known.hex().startswith(digits) for known in told)
+    ids = (model.fingerprint, model.content) if by_content else (model.fingerprint,)
+    return any(known.hex().startswith(digits) for known in ids)
 
 
 def _words_for(name: ModelName) -> set[str]:
@@ -131,12 +131,12 @@ def _of_hub(name: HubName, offers: Sequence[MemberOffer]) -> list[MemberOffer]:
     models: dict[str, GgufModel] = {}
     for offer in offers:
         for word in offer.names[1:]:
-            told = _parsed(word)
-            if isinstance(told, HubName) and told.repository.lower() == name.repository.lower():
+            parsed = _parsed(word)
+            if isinstance(parsed, HubName) and parsed.repository.lower() == name.repository.lower():
                 low = offer.stem.lower()
                 stems.setdefault(low, []).append(offer)
-                named = told.choice.lower().endswith(GGUF_SUFFIX)
-                file = told.choice if named else offer.stem + GGUF_SUFFIX
+                named = parsed.choice.lower().endswith(GGUF_SUFFIX)
+                file = parsed.choice if named else offer.stem + GGUF_SUFFIX
                 files = (GgufFile(file, offer.model.size),)
                 models.setdefault(low, GgufModel(offer.stem, offer.model.quant.upper(), files))
     chosen = choose(list(models.values()), name.choice)
@@ -196,9 +196,9 @@ async def ask_members(mesh: Mesh, *, seconds: float = LIST_SECONDS) -> list[Memb
         name = peer.name or peer.peer.short
         try:
             async with asyncio.timeout(seconds):
-                told = await ask_models(mesh, peer.peer)
-            offers = tuple(MemberOffer(peer.peer, name, model) for model in told.models)
-            found[peer.peer] = MemberModels(name, offers, disk=told.disk)
+                reply = await ask_models(mesh, peer.peer)
+            offers = tuple(MemberOffer(peer.peer, name, model) for model in reply.models)
+            found[peer.peer] = MemberModels(name, offers, disk=reply.disk)
         except TimeoutError:
             found[peer.peer] = MemberModels(name, why_not="it does not answer")
         except MeshdError as error:

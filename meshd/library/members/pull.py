@@ -110,12 +110,14 @@ class UnusableContent(UserError):
     """Raised if the holders' content is unusable; others may have it right."""
 
 
-def nobody_has(name: ModelName, told: Sequence[MemberModels], *, lied: int, by_content: bool) -> NobodyHasIt:
+def nobody_has(
+    name: ModelName, replies: Sequence[MemberModels], *, lied: int, by_content: bool
+) -> NobodyHasIt:
     """Return the error with the members that were asked; `lied`: members that had something else.
 
     `by_content`: the name may have been a content id.
     """
-    asked = ", ".join(reply.node + (f" ({reply.why_not})" if reply.why_not else "") for reply in told)
+    asked = ", ".join(reply.node + (f" ({reply.why_not})" if reply.why_not else "") for reply in replies)
     what = f"no member of the mesh has `{name}`" + (f"; asked: {asked}" if asked else ": none is connected")
     if lied:
         what = f"what members gave as `{name}` was something else"
@@ -131,7 +133,7 @@ def may_be_elsewhere(name: ModelName) -> bool:
 
 
 def same_model(
-    told: Sequence[ToldModel],
+    reported: Sequence[ToldModel],
     own: Iterable[StoredModel],
     pieces: PieceCache,
     *,
@@ -146,7 +148,7 @@ def same_model(
     and says whether they fit the request. `all_agree`: all reports must match, or one member alone could
     substitute another model of this machine for what the others have.
     """
-    sizes = {model.size for model in told if model.content}
+    sizes = {model.size for model in reported if model.content}
     # The content id, if it is known.
     for stored in own:
         content = b""
@@ -162,7 +164,7 @@ def same_model(
         same = [
             found == model.fingerprint.hex() != ""
             or (stored.size, content) == (model.size, model.content or None)
-            for model in told
+            for model in reported
         ]
         if (all(same) if all_agree else any(same)) and is_wished(found, content.hex()):
             return stored, found
@@ -238,14 +240,14 @@ class ModelPull:
 
     async def _find(self, failed: UserError | None) -> list[MemberOffer]:
         self.state.step = PullStep.ASKING
-        told = await ask_members(self._mesh)
-        offers = [offer for reply in told for offer in reply.offers if offer.peer not in self._excluded]
+        replies = await ask_members(self._mesh)
+        offers = [offer for reply in replies for offer in reply.offers if offer.peer not in self._excluded]
         found = fitting_offers(self._name, offers, by_content=self._by_content)
         if not found and failed is not None:
             raise failed.afresh()
         if not found:
             lied = len(self._excluded)
-            raise nobody_has(self._name, told, lied=lied, by_content=self._by_content)
+            raise nobody_has(self._name, replies, lied=lied, by_content=self._by_content)
         one_each = list({offer.peer: offer for offer in found}.values())[: MODEL_HOLDERS.most]
         self.state.name = one_each[0].stem
         self.state.total = one_each[0].model.size
@@ -256,10 +258,10 @@ class ModelPull:
         """Say whether this machine has the same model anywhere; then use it, and fetch nothing."""
         if not may_be_elsewhere(self._name):
             return False
-        told, place = [offer.model for offer in self._offers], self._place
+        reported, place = [offer.model for offer in self._offers], self._place
         found = await in_thread(
             lambda: same_model(
-                told, place.own(), place.pieces, is_wished=self._is_wished, all_agree=not self._digits
+                reported, place.own(), place.pieces, is_wished=self._is_wished, all_agree=not self._digits
             )
         )
         if found is None:
@@ -395,8 +397,8 @@ class ModelPull:
         group = fetch.group
         if not found or not self._is_wished(found, index.content.hex()):
             return group
-        told = {offer.peer: offer.model.fingerprint.hex() for offer in self._offers}
-        return {peer for peer in group if told[peer] not in ("", found)}
+        fingerprints = {offer.peer: offer.model.fingerprint.hex() for offer in self._offers}
+        return {peer for peer in group if fingerprints[peer] not in ("", found)}
 
     def _is_wished(self, fingerprint: str, content: str) -> bool:
         """Say whether an id begins with the digits of the model's name; members' claims do not count."""

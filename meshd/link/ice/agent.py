@@ -162,7 +162,7 @@ class IcePath(Connection):
         self.on_batch_end: Callable[[], None] = lambda: None
         self.on_lost: Callable[[], None] = lambda: None
         self.is_shut = False
-        self._told: dict[Address, CandidateKind] = {}  # what the other side says of its addresses
+        self._announced: dict[Address, CandidateKind] = {}  # what the other side says of its addresses
 
     # --- candidates
 
@@ -227,7 +227,7 @@ class IcePath(Connection):
         """Add addresses of the other side, best first."""
         for rank, candidate in enumerate(candidates):
             if len(self._remote_candidates) < MAX_REMOTE and not self._closing:
-                self._told[candidate.host, candidate.port] = candidate.kind
+                self._announced[candidate.host, candidate.port] = candidate.kind
                 self._add_remote_candidate(_ice_candidate(candidate, rank=rank), candidate.host)
 
     def has_remote(self, addr: tuple[object, ...]) -> bool:
@@ -295,7 +295,7 @@ class IcePath(Connection):
         pair = self._nominated.get(1)
         if pair is None:
             return None
-        return pair.local_addr, pair.remote_addr, self._told.get(pair.remote_addr)
+        return pair.local_addr, pair.remote_addr, self._announced.get(pair.remote_addr)
 
     # --- the end
 

@@ -119,7 +119,7 @@ class RelayClient:
         handshake: Callable[[], HandshakeContext],
         *,
         relays_of: Callable[[PeerId], Sequence[RelayHint]] = lambda _peer: (),
-        allow: Allow = lambda _told: (),
+        allow: Allow = lambda _caller: (),
         issuer_of: Callable[[PeerId], Hashable] = lambda _peer: None,
         environ: Mapping[str, str] = os.environ,
         rng: Callable[[], float] = random.random,

@@ -57,10 +57,10 @@ class Dtls(RTCDtlsTransport):
     no caller foresees, for a version that does not exist say; here only its hash counts.
     """
 
-    def _validate_peer_identity(self, told: RTCDtlsParameters) -> None:
+    def _validate_peer_identity(self, parameters: RTCDtlsParameters) -> None:
         assert self._ssl is not None
         shown = self._ssl.get_peer_certificate()
-        [fingerprint] = told.fingerprints
+        [fingerprint] = parameters.fingerprints
         if shown is None or shown.digest("sha256").decode() != fingerprint.value.upper():
             self._set_state(State.FAILED)
 

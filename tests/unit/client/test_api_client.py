@@ -107,7 +107,7 @@ class Scene:
         head = Head(mesh, ServingTold(models, asks_key))
         mesh.handle(SERVING_SERVICE, head.handle, allow=lambda _member, _metadata: None)
         mesh.say(PeerState.CONNECTED)
-        await until(lambda: any(known.name == name and known.told for known in self.api.heads.known()))
+        await until(lambda: any(known.name == name and known.serving for known in self.api.heads.known()))
         return head
 
     def call(self, model: str = "", *, keys: tuple[bytes, ...] = ()) -> HeadCall:

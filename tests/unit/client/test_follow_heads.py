@@ -91,7 +91,7 @@ class Scene:
     @property
     def told(self) -> set[str]:
         """The heads of which it knows what they serve."""
-        return {one.name for one in self.follower.known() if one.told is not None}
+        return {one.name for one in self.follower.known() if one.serving is not None}
 
 
 async def _tells(stream: Stream) -> None:
@@ -130,7 +130,7 @@ async def test_a_head_that_refuses_is_asked_again_at_growing_intervals() -> None
         waits = [round(after - before, 1) for before, after in itertools.pairwise(it.opened)]
         assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
         [known] = it.follower.known()
-        assert known.told is None and "not now" in known.why_not
+        assert known.serving is None and "not now" in known.why_not
 
 
 @pytest.mark.virtual

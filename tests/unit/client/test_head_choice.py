@@ -70,7 +70,7 @@ def busy(requests: int, slots: int = 4) -> ApiModel:
         ((head("a", TINY, away_since=NOW - 1),), "a"),
         ((head("a", TINY, away_since=NOW - HEAD_AWAY_SECONDS),), ""),
         # one that has said nothing
-        ((head("a", told=None), head("b", TINY)), "b"),
+        ((head("a", serving=None), head("b", TINY)), "b"),
     ],
 )
 def test_the_choice(heads: tuple[KnownHead, ...], name: str) -> None:
@@ -131,7 +131,7 @@ def test_weights_of_a_model_that_was_loaded_for_the_request_are_told_later() -> 
 
 
 def test_the_list_has_each_model_that_takes_requests_once() -> None:
-    heads = [head("a", TINY, BIG), head("b", BIG), head("c", LOADING), head("d", told=None)]
+    heads = [head("a", TINY, BIG), head("b", BIG), head("c", LOADING), head("d", serving=None)]
     assert model_names(heads, NOW) == ["big", "tiny"]
     assert models_and_heads(heads, NOW) == ["big on a and b", "tiny on a"]
     assert model_names([head("c", LOADING)], NOW) == []
@@ -140,7 +140,7 @@ def test_the_list_has_each_model_that_takes_requests_once() -> None:
 
 def test_where_nobody_answers_it_is_said_why() -> None:
     assert "run `meshd serve`" in why_none([], HeadWish(), NOW)[1]
-    state, why = why_none([head("a", LOADING), head("b", told=None, why_not="no role")], HeadWish(), NOW)
+    state, why = why_none([head("a", LOADING), head("b", serving=None, why_not="no role")], HeadWish(), NOW)
     assert state is ModelState.LOADING
     assert why == "`tiny` on `a` is loading: 40 %; `b`: no role"
     assert why_none([head("a", TINY, away_since=0.0)], HeadWish(), NOW) == (
@@ -180,7 +180,7 @@ heads_of_any_kind = st.lists(
         KnownHead,
         peer=st.binary(min_size=32, max_size=32).map(PeerId),
         name=st.sampled_from("abc"),
-        told=st.none() | st.builds(ServingTold, st.lists(models, max_size=3).map(tuple)),
+        serving=st.none() | st.builds(ServingTold, st.lists(models, max_size=3).map(tuple)),
         away_since=st.none() | st.floats(0, NOW),
         rtt=st.none() | st.floats(0, 60),
         mine=st.integers(0, 100),
@@ -199,7 +199,7 @@ def test_a_choice_fits_and_is_the_best(heads: list[KnownHead], wish: HeadWish) -
     fit = [
         (one, model)
         for one in heads
-        for model in (one.told.models if one.told is not None else ())
+        for model in (one.serving.models if one.serving is not None else ())
         if model.takes
         and (wish.model == model.name or (not wish.model and HeadOffer(one, model).is_default))
         and wish.fingerprint in (b"", model.fingerprint)
@@ -223,7 +223,7 @@ def test_a_choice_fits_and_is_the_best(heads: list[KnownHead], wish: HeadWish) -
 
 def test_a_banned_node_does_not_wait() -> None:
     """Its key never comes back: the state says so, and what to do."""
-    judge = head("judge", told=None, says_banned="node `abc` is banned from this mesh")
+    judge = head("judge", serving=None, says_banned="node `abc` is banned from this mesh")
     state, why = why_none([judge, head("a", TINY, away_since=0.0)], HeadWish(), NOW)
     assert state is ModelState.FAILED
     assert why.startswith("this node is banned, according to `judge`: node `abc` is banned")

@@ -271,15 +271,15 @@ def test_few_peers_are_remembered() -> None:
 
 def test_people_are_told_of_the_last_hour() -> None:
     faults, minute = Faults(), 60.0
-    assert faults.told(PEER, 0.0) == (0, "")
+    assert faults.recent(PEER, 0.0) == (0, "")
     for number in range(3 * TOLD_MINUTES):
         faults.broke(PEER, number * minute, f"broken {number}")
         faults.broke(PEER, number * minute, f"broken again {number}")
     now = (3 * TOLD_MINUTES - 1) * minute
-    assert faults.told(PEER, now) == (2 * TOLD_MINUTES, "broken again 179")
-    assert faults.told(PEER, now + TOLD_MINUTES / 2 * minute) == (TOLD_MINUTES, "broken again 179")
-    assert faults.told(PEER, now + TOLD_MINUTES * minute) == (0, "")
-    assert faults.told(OTHER, now) == (0, "")
+    assert faults.recent(PEER, now) == (2 * TOLD_MINUTES, "broken again 179")
+    assert faults.recent(PEER, now + TOLD_MINUTES / 2 * minute) == (TOLD_MINUTES, "broken again 179")
+    assert faults.recent(PEER, now + TOLD_MINUTES * minute) == (0, "")
+    assert faults.recent(OTHER, now) == (0, "")
     assert faults.refusal(PEER, now) is None, "a protocol violation ends a link, and no more"
 
 
@@ -287,5 +287,5 @@ def test_little_is_remembered_of_one() -> None:
     faults = Faults()
     for number in range(10_000):
         faults.broke(PEER, number / 10, "x" * 100_000)
-    count, what = faults.told(PEER, 999.9)
+    count, what = faults.recent(PEER, 999.9)
     assert count == 10_000 and len(what) == 200

@@ -399,10 +399,10 @@ async def test_who_says_much_that_is_invalid_is_not_listened_to_any_more(what: s
         listener = Listener(here, owner)
         for _ in range(int(NEWS_FAULTS.burst)):
             await listener.tell(INVALID[what])
-        assert not listener.talk.done() and here.node.faults.told(WORKER.peer, here.node.now())[0] == 0
+        assert not listener.talk.done() and here.node.faults.recent(WORKER.peer, here.node.now())[0] == 0
         await listener.tell(INVALID[what])
         assert listener.talk.done() and [code for code, _ in listener.port.resets] == [1]
-        count, why = here.node.faults.told(WORKER.peer, here.node.now())
+        count, why = here.node.faults.recent(WORKER.peer, here.node.now())
         assert count == 1 and "too many invalid news" in why
         assert here.heard == [] and here.host.overtaken_by == [] and len(here.node.bans) == 0
         again = Listener(here, owner)
@@ -453,8 +453,8 @@ async def test_a_record_that_breaks_something_here_is_its_signers_fault() -> Non
         await listener.tell(guest(2))
         now = here.node.now()
         assert not listener.talk.done()
-        assert here.node.faults.told(GUEST.peer, now)[0] == 1
-        assert here.node.faults.told(WORKER.peer, now)[0] == 0
+        assert here.node.faults.recent(GUEST.peer, now)[0] == 1
+        assert here.node.faults.recent(WORKER.peer, now)[0] == 0
         owner.cancel()
 
 
@@ -489,7 +489,7 @@ async def test_an_end_of_the_stream_is_no_fault() -> None:
         reset.far.reset(1, "gone")
         await asyncio.sleep(0.001)
         assert ended.talk.done() and reset.talk.done()
-        assert here.node.faults.told(WORKER.peer, here.node.now()) == (0, "")
+        assert here.node.faults.recent(WORKER.peer, here.node.now()) == (0, "")
         owner.cancel()
 
 

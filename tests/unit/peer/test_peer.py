@@ -252,7 +252,7 @@ async def test_what_others_tell_has_a_peer_dialled_at_once_but_not_too_often() -
         told = []
         for _ in range(40):
             dials = leader.dialer.dials
-            peer(leader, follower).told()
+            peer(leader, follower).dial_for_news()
             await asyncio.sleep(0.05)
             told.append(leader.dialer.dials - dials)
         assert told[0] == 1 and sum(told) < 30

@@ -176,7 +176,7 @@ async def test_places_come_in_the_books_order_each_once() -> None:
     book = scene.telling.book
     book.hint(WORKER.peer, [THERE, HERE])
     scene.host.may_dial = lambda _peer, told, source: dialable(told, source=source, here=Here())
-    told = [at for _, given in book.told(WORKER.peer) for at in given]
+    told = [at for _, given in book.sources(WORKER.peer) for at in given]
     places = scene.facts.places()
     assert len(told) > len(places) == 2
     assert [place.place for place in places] == list(dict.fromkeys(f"{at.host}:{at.port}" for at in told))

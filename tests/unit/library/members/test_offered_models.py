@@ -48,13 +48,13 @@ def filled(folder: Path) -> None:
 def test_what_the_user_allows(tmp_path: Path, sources: Collection[ModelSource], names: set[str]) -> None:
     filled(tmp_path)
     found = offered(tmp_path, sources).listed()
-    assert {one.told.names[0] for one in found} == names
-    assert len({one.told.key for one in found}) == len(names)
+    assert {one.entry.names[0] for one in found} == names
+    assert len({one.entry.key for one in found}) == len(names)
 
 
 def test_names_with_a_scheme_are_told_too(tmp_path: Path) -> None:
     filled(tmp_path)
-    names = {one.told.names for one in offered(tmp_path, CACHES).listed()}
+    names = {one.entry.names for one in offered(tmp_path, CACHES).listed()}
     assert ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0") in names and ("me-small-1b", "ollama:me/small:1b") in names
     assert str(tmp_path) not in json.dumps(sorted(names))
 
@@ -65,8 +65,8 @@ def test_what_the_node_was_started_with(tmp_path: Path) -> None:
     given, off = offered(tmp_path, CACHES), offered(tmp_path, ())
     for one in (given, off):
         one.add([mine, parts[1], tmp_path / "gone.gguf"])
-    assert [one.told.names for one in given.listed()] == [("mine-Q4_0",), ("tiny-Q4_K_M",)]
-    assert given.listed()[1].told.files == 2 and off.listed() == ()
+    assert [one.entry.names for one in given.listed()] == [("mine-Q4_0",), ("tiny-Q4_K_M",)]
+    assert given.listed()[1].entry.files == 2 and off.listed() == ()
 
 
 def test_a_model_of_a_cache_with_which_the_node_was_started_keeps_its_names(tmp_path: Path) -> None:
@@ -74,19 +74,19 @@ def test_a_model_of_a_cache_with_which_the_node_was_started_keeps_its_names(tmp_
     (hub,) = [one for one in stores_of(tmp_path).all_models() if one.name.startswith("hf:")]
     given = offered(tmp_path, OWN_SOURCES)
     given.add(hub.paths)
-    names = {one.told.names for one in given.listed()}
+    names = {one.entry.names for one in given.listed()}
     assert names == {("ours-Q4_0",), ("tiny-Q8_0", "hf:me/Tiny-GGUF:Q8_0")}
 
 
 def test_keys_mean_the_same_model_in_one_process_and_nothing_in_another(tmp_path: Path) -> None:
     filled(tmp_path)
     first, second = offered(tmp_path, CACHES), offered(tmp_path, CACHES)
-    keys = [one.told.key for one in first.listed()]
+    keys = [one.entry.key for one in first.listed()]
     first.changed()
-    assert [one.told.key for one in first.listed()] == keys
-    assert not set(keys) & {one.told.key for one in second.listed()}
+    assert [one.entry.key for one in first.listed()] == keys
+    assert not set(keys) & {one.entry.key for one in second.listed()}
     found = first.by_key(keys[0])
-    assert found is not None and found.told.key == keys[0] and first.by_key(bytes(16)) is None
+    assert found is not None and found.entry.key == keys[0] and first.by_key(bytes(16)) is None
     assert first.by_content(b"") is None
 
 
@@ -112,12 +112,12 @@ def test_a_model_is_found_by_what_has_become_known_since_the_list(tmp_path: Path
     assert here.by_content(index.content) == model
     assert here.by_content(bytes(len(index.content))) is None
     assert here.index_of(model) == index
-    assert here.by_key(model.told.key) == model and here.by_key(bytes(16)) is None
+    assert here.by_key(model.entry.key) == model and here.by_key(bytes(16)) is None
     HashCache(tmp_path / "weights").save(FileState.at(path), parse(data), hashes_of(data))
     assert here.tensors_of(model) == b"".join(hashes_of(data))
     here.changed()
     [told] = here.listed()
-    assert told.told.content == index.content and here.by_content(index.content) == told
+    assert told.entry.content == index.content and here.by_content(index.content) == told
 
 
 def test_a_model_that_is_given_is_open_until_it_is_closed(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ async def test_a_member_reads_its_file_for_the_hashes_once(tmp_path: Path) -> No
         giver = it.giver("a")
         giver.has(tiny())
         await pull_of(it).run()
-        [told] = [one.told for one in await asyncio.to_thread(giver.offered.listed)]
+        [told] = [one.entry for one in await asyncio.to_thread(giver.offered.listed)]
         again = pull_of(it)
         await again.run()
         assert again.state.fingerprint == fingerprint_of(tiny())
