@@ -11,11 +11,15 @@ from meshd.head.measures import AwayTimes, RunFacts, TimedAnswers
 from meshd.head.worker_choice import Roster
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
-from meshd.model.time_account import PartKind, TimeAccount
+from meshd.model.time_account import PartKind, PartSource, TimeAccount
+from meshd.peer.interface import Stream
+from meshd.peer.messages import MessageStream
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import HeadOptions
+from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, ComputedSpan, decode
 
+from tests.unit.admin.test_snapshot import path
 from tests.unit.head.fake_mesh import Net
 from tests.unit.plan.split_scene import GIB
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
@@ -109,3 +113,48 @@ def test_computing_is_counted_by_rounds_and_not_by_the_tokens_that_drafts_made()
     a_round = there.predictor.device_seconds(there.plan, 115 / 25)
     assert len(computing) == 3 and min(a_round.values()) > 0
     assert computing == pytest.approx({where: seconds * 25 / 100 for where, seconds in a_round.items()})
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("answers", ["as asked", "less", "nothing", "late"])
+async def test_what_a_worker_says_that_it_computed_counts_instead_of_the_prediction(answers: str) -> None:
+    """Half a round trip is added to how long ago the spans are: the question is on its way."""
+    async with Owner() as owner:
+        net, there = Net(owner), facts((10.0, 10.0, 10.0))
+        mesh, worker = net.mesh("head"), net.mesh("a")
+        worker.paths = (path(selected=True),)
+        asked: list[AskCapacity] = []
+
+        async def tell(stream: Stream) -> None:
+            messages = MessageStream(stream)
+            question = decode(await messages.receive())
+            assert isinstance(question, AskCapacity)
+            asked.append(question)
+            if answers == "late":
+                await asyncio.sleep(60)
+            told = {"less": question.spans[1:], "nothing": ()}.get(answers, question.spans)
+            computed = tuple(ComputedSpan(1_000_000 * (at + 2), 5) for at, _ in enumerate(told))
+            await messages.send(Capacity((), "m", computed=computed).encode())
+
+        worker.handle(CAPACITY_SERVICE, tell, allow=lambda _member, _metadata: None)
+        now = asyncio.get_running_loop().time()
+        log = TimedAnswers()
+        log.answered(AnswerTimings(100, 0.5, 101, 1000.0), now, alone=True, seconds=1.001)
+        roster = Roster(mesh, there.options)
+        away = AwayTimes(asyncio.get_running_loop().time)
+        peers = {"a": worker.key.peer}
+        found = await explain(there, [], log, away, mesh, peers, None, roster, drafts=False)
+        assert found.token is not None and found.prompt is not None
+        [question] = asked
+        assert question.recent and question.lease == bytes(16)
+        (begin, end), *_ = question.spans
+        assert (begin - end) / 1e6 == pytest.approx(found.token.seconds * found.token.tokens, rel=0.01)
+        assert end == pytest.approx(worker.paths[0].idle_rtt / 2 * 1e6, abs=2)  # type: ignore[operator]
+        [part] = [part for part in found.token.parts if part.where == "a CPU"]
+        in_prompt = [part.seconds for part in found.prompt.parts if part.where == "a CPU"]
+        if answers == "as asked":
+            assert part.source is PartSource.MEASURED
+            assert part.seconds == pytest.approx(2.0 / found.token.tokens)
+            assert in_prompt == [3.0]
+        else:
+            assert part.source is not PartSource.MEASURED and in_prompt == []
