@@ -13,7 +13,7 @@ from meshd.identity.membership import Role
 from meshd.mux.events import Code
 from meshd.process.interface import ChildFailed, ChildState
 from meshd.rpc import mesh_protocol as wire
-from meshd.wire.lease import Acquire, Grant, Lost, Progress, Reserve, WorkerOffer
+from meshd.wire.lease import Acquire, Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
 from meshd.worker import worker_options
 from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions, check_may_work
@@ -23,9 +23,11 @@ from tests.unit.head.fake_mesh import Net
 from tests.unit.head.rig import COMPRESSED_VERSION, Bench
 from tests.unit.head.stubs import FakeFile
 from tests.unit.rpc import mesh_talk as talk
-from tests.unit.worker.lent import Server, head_stream, heard
+from tests.unit.worker.lent import Server, head_stream, heard, lent, says
 
 pytestmark = pytest.mark.virtual
+
+QUIET_SECONDS = 10.0
 
 
 async def test_a_lease_is_agreed_used_and_released(tmp_path: Path) -> None:
@@ -287,3 +289,19 @@ async def test_a_paused_worker_takes_back_what_it_lends_and_lends_nothing_until_
         assert it.worker.status.children == [] and it.bench.children[0].ended
         it.worker.pause.end()
         await it.call().offer()
+
+
+async def test_it_computes_from_a_lease_on_until_nothing_is_computed_for_a_while(tmp_path: Path) -> None:
+    async with lent(tmp_path) as (it, call, _, _):
+
+        def state() -> tuple[bool, bool, int]:
+            return it.worker.is_lending, it.worker.is_computing, len(it.worker.servers)
+
+        assert state() == (True, True, 1), "it is not loaded yet"
+        await asyncio.sleep(60)
+        assert state() == (True, True, 1)
+        await says(call, Loaded())
+        await asyncio.sleep(QUIET_SECONDS)
+        assert state() == (True, False, 1)
+        await call.release()
+        assert state() == (False, False, 0)
