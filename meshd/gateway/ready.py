@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -105,8 +106,8 @@ async def _call(
         method, headers = "POST", {"Content-Type": "application/json"}
     body = None if request is None else json.dumps(request).encode()
     try:
-        answer = await send_call(session, method, path, body, headers)
-        await read_up_to(_ANSWER_BYTES, answer, held)
+        with closing(await send_call(session, method, path, body, headers)) as answer:
+            await read_up_to(_ANSWER_BYTES, answer, held)
     except UpstreamLost as lost:
         return _Reply(0) if lost.taken else None
     return None if answer.status == 503 else _Reply(answer.status, bytes(held))

@@ -31,7 +31,7 @@ import math
 import socket
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -187,8 +187,10 @@ async def template_prompt(connect: Connect, body: bytes) -> str | None:
     held = bytearray()
     try:
         async with asyncio.timeout(_TEMPLATE_SECONDS), open_session(connect) as session:
-            answer = await send_call(session, "POST", "/apply-template", body, _TEMPLATE_HEADERS)
-            await read_up_to(_PROMPT_BYTES, answer, held)
+            with closing(
+                await send_call(session, "POST", "/apply-template", body, _TEMPLATE_HEADERS)
+            ) as answer:
+                await read_up_to(_PROMPT_BYTES, answer, held)
     except (UpstreamLost, TimeoutError):
         return None
     return text_of(parsed(held), "prompt") if len(held) <= _PROMPT_BYTES else ""

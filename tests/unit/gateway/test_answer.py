@@ -4,16 +4,23 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from meshd.gateway.answer import BEGIN_SECONDS, AnswerContext
+from meshd.gateway.events import EVENT_BYTES
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
+from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
 
 from tests.process.gateway_fake import (
     DONE,
+    HI,
+    FakeServer,
     FakeUpstream,
     OneByOne,
+    begin_stream,
     chunk,
+    die,
     many_world,
     says,
     streams,
@@ -36,7 +43,9 @@ from tests.unit.gateway.virtual_gateway import (
     in_turn,
     measured,
     now,
+    timed,
 )
+from tests.unit.model.test_device_sampling import SETTINGS
 
 pytestmark = pytest.mark.virtual
 
@@ -320,18 +329,17 @@ async def test_another_answer_ends_the_stream_if_it_cannot_be_joined() -> None:
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before the first byte", "after it"])
-async def test_a_loss_that_is_final_is_never_retried(sent: bool) -> None:
-    """It was alone with llama-server at two crashes."""
-
-    pieces = (chunk("a"),) if sent else ()
-    async with world(dies(*pieces), config=HOLDS, seconds=LONG) as here:
+@pytest.mark.parametrize(("config", "tries"), [(HOLDS, 2), (GatewayConfig(port=0), 1)])
+async def test_a_loss_that_is_final_is_never_retried(config: GatewayConfig, tries: int, sent: bool) -> None:
+    """It was alone with llama-server at two crashes, or at one where nothing is retried."""
+    async with world(dies(*[chunk("a")] * sent), config=config, seconds=LONG) as here:
 
         async def broke() -> None:
             here.upstream.crashes += 1
 
         here.upstream.on_broke = broke
         reply = await ask(here, stream=True)
-        assert reply.error["code"] == "request_ends_server" and len(here.server.seen) == 2
+        assert reply.error["code"] == "request_ends_server" and len(here.server.seen) == tries
         if not sent:
             assert (reply.status, reply.headers["x-should-retry"]) == (500, "false")
 
@@ -374,3 +382,106 @@ async def test_requests_without_a_body_are_gets_of_the_path_alone() -> None:
     assert post[:2] == ("POST", "/tokenize") and post[2]["Content-Type"] == "application/json"
     for seen in (get, post):
         assert seen[2]["Accept-Encoding"] == "identity" and "X-Any" not in seen[2]
+
+
+async def test_fields_for_the_device_are_added_to_what_may_grow() -> None:
+    async with world(says(200, WHOLE)) as here:
+        sampling = here.upstream.device_sampling = DeviceSampling(SETTINGS, 50_000)
+        await ask(here, temperature=0)
+        await ask(here, "/tokenize", content="a")
+        chat, other = here.server.asked()
+        added = sampling.added_to({"temperature": 0})
+        assert added and {name: chat[name] for name in added} == added
+        assert other == {"content": "a"}
+        refused = await ask(here, backend_sampling=True)
+        assert (refused.status, refused.error["code"]) == (400, "backend_sampling_not_allowed")
+        here.upstream.device_sampling = None
+        await ask(here, temperature=0)
+        assert not added.keys() & here.server.asked()[-1].keys() - {"temperature"}
+
+
+@pytest.mark.parametrize(("elsewhere", "questions"), [(False, True), (True, False)])
+async def test_a_template_is_asked_again_after_a_loss_and_another_nodes_is_not(
+    elsewhere: bool, questions: bool
+) -> None:
+    twice = [*HI["messages"], *HI["messages"]]  # which some templates refuse
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/apply-template":
+            return web.json_response({"prompt": server.seen[-1][3].decode()})
+        return await answers(server, request)
+
+    answers = in_turn(says(200, WHOLE), says(200, WHOLE), dies(), says(200, WHOLE))
+    async with world(answer) as here:
+        if elsewhere:
+            here.upstream.slots = None  # type: ignore[assignment]
+        asked = []
+        for _ in range(4):
+            before = len(here.server.seen)
+            await ask(here, messages=twice)
+            asked.append(len(here.server.seen) - before > 1)
+        assert asked == ([True, False, False, True] if questions else [False] * 4)
+
+
+async def test_what_one_head_refuses_the_next_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = says(503, {"error": {"message": "too many", "code": 503}})
+    config = GatewayConfig(port=0, fails_over=True)
+    async with world(in_turn(busy, busy, says(200, WHOLE)), config=config) as here:
+        monkeypatch.setattr(here.upstream, "is_refusal", lambda status: status == 503)
+        assert (await ask(here)).status == 200
+        assert here.upstream.broke == ["too many"] * 2
+    async with world(busy) as here:
+        monkeypatch.setattr(here.upstream, "is_refusal", lambda status: status == 503)
+        reply = await ask(here)
+        assert (reply.status, reply.error["code"]) == (503, "upstream_away"), "nothing was generated"
+
+
+async def test_a_run_that_is_shorter_than_the_first_differs() -> None:
+    first, second = dies(chunk("a"), chunk("b")), streams(chunk("a"))
+    async with world(in_turn(first, second), config=HOLDS, seconds=LONG) as here:
+        reply = await ask(here, stream=True, seed=1, temperature=1, grammar='root ::= "a" | "ab"')
+        assert reply.events.startswith(chunk("a") + chunk("b")) and "another run" in str(
+            reply.error["message"]
+        )
+
+
+async def test_a_suspect_passes_with_its_pieces_and_the_next_one_is_tried() -> None:
+    """Two were there at a crash: the second trial begins after the sixteenth new piece of the first."""
+    began: list[float] = []
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        began.append(now())
+        if len(began) > 2:
+            return await timed(*[(1, chunk(str(at))) for at in range(40)], (0, DONE))(server, request)
+        response = await begin_stream(request)
+        await server.let_go.wait()
+        die(request)
+        return response
+
+    async with world(answer, config=HOLDS, seconds=LONG) as here:
+
+        async def broke() -> None:
+            here.upstream.crashes = 1
+
+        here.upstream.on_broke = broke
+        asked = [asyncio.ensure_future(ask(here, stream=True)) for _ in range(2)]
+        await here.server.until(lambda: len(began) == 2)
+        here.server.let_go.set()
+        assert [(await reply).events.endswith(DONE) for reply in asked] == [True, True]
+        assert began[3] - began[2] == pytest.approx(16, abs=0.6)
+
+
+async def test_comments_go_on_after_a_loss_within_an_event() -> None:
+    long = b"data: " + b"x" * (2 * EVENT_BYTES)
+    async with world(dies(long), config=HOLDS, seconds=LONG) as here:
+
+        async def broke() -> None:
+            here.upstream.readiness = LOADING
+
+        here.upstream.on_broke = broke
+        asked = asyncio.ensure_future(ask(here, stream=True))
+        await asyncio.sleep(25)
+        here.upstream.readiness = READY
+        reply = await asked
+        assert reply.body.count(b": hashing\n\n") == 3 and reply.error["code"] == "upstream_lost"
+        assert len(here.server.seen) == 1, "it came in pieces"

@@ -85,6 +85,31 @@ async def test_answers_that_run_together_are_not_alone() -> None:
         assert here.upstream.answers[-1][1]
 
 
+async def test_a_whole_answer_is_alone_from_its_beginning_to_its_end() -> None:
+    def slowly(seconds: float) -> Answer:
+        async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            await asyncio.sleep(seconds)
+            await response.write(json.dumps(WHOLE).encode())
+            return response
+
+        return answer
+
+    async with world(in_turn(slowly(10), slowly(10), slowly(10))) as here:
+        first = asyncio.ensure_future(ask(here))
+        await asyncio.sleep(5)
+        assert [(await reply).seconds for reply in (asyncio.ensure_future(ask(here)), first)] == [10, 10]
+    assert [alone for _, alone in here.upstream.answers] == [False, False]
+
+
+async def test_headers_of_a_stream_come_before_its_first_event() -> None:
+    async with world(timed((5, chunk("a")), (0, DONE))) as here:
+        began = now()
+        async with await here.chat(stream=True) as reply:
+            assert now() == began and await reply.read() == chunk("a") + DONE
+
+
 async def test_a_stream_beside_another_tells_so() -> None:
     last = event({"choices": [{"delta": {}}], "timings": TIMINGS})
     slow = timed((0, chunk("a")), (10, chunk("b")), (10, last), (0, DONE))
@@ -363,6 +388,21 @@ async def test_a_members_gateway_asks_again_where_a_client_gets_an_error(
             assert (b": llama-server exited during the answer\n\n" in said) is member
         else:
             assert whole
+
+
+@pytest.mark.parametrize(("status", "is_cut"), [(500, True), (499, False)])
+async def test_a_member_is_cut_off_by_failures_of_the_server_alone(status: int, is_cut: bool) -> None:
+    """They come after comments, when a status comes too late."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(15)
+        error = {"message": "Compute error.", "code": status, "type": "server_error"}
+        return await says(status, {"error": error})(server, request)
+
+    async with world(answer, seconds=LONG) as here:
+        received = await raw(here, member=True)
+        assert received.endswith(b"0\r\n\r\n") is not is_cut
+        assert (b": Compute error.\n\n" in received) is is_cut
 
 
 async def test_the_status_of_a_failed_stream_is_that_of_its_failure() -> None:

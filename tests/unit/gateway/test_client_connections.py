@@ -1,24 +1,36 @@
 """Connections of clients: who is cut off and who may stay; and what a stream says while no answer comes."""
 
 import asyncio
+import io
+import json
+import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
+from meshd.base import log as logging
 from meshd.base.peer_limits import (
     API_CLIENTS,
     API_CLIENTS_OF_ADDRESS,
 )
+from meshd.base.sockets import adopt
 from meshd.gateway.client_connections import (
+    HEADER_LINE_BYTES,
+    MAX_HEADERS,
+    REQUEST_HEAD_BYTES,
     SWEEP_SECONDS,
     ApiServer,
     ClientConnection,
     ConnectionLimits,
+    Handler,
     StreamReply,
+    has_long_header,
     left_out,
 )
 from meshd.gateway.dialects.chat import PassedOn
@@ -302,3 +314,238 @@ def test_whatever_a_client_calls_its_tools_the_header_can_hold_it(notes: list[st
 def test_names_are_told_once_and_what_a_header_cannot_hold_is_replaced() -> None:
     assert list(left_out(["a\r\nb", "a\r\nb", "c\0é"]).values()) == ["a??b, c??"]
     assert left_out([]) == {}
+
+
+# What a connection answers to bytes that are no request, and after a fault.
+
+
+async def exchanged(*pieces: bytes, handler: Handler | None = None) -> bytes:
+    """All that a client gets that sends these pieces, a second apart, and then nothing more."""
+
+    async def plain(_request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="fine")
+
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    server = ApiServer(ConnectionLimits(), handler or plain, idle=5.0)
+    await adopt(theirs, server)
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(1)
+    received = await reader.read()
+    writer.close()
+    await asyncio.sleep(10)
+    return received
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+)", received)]
+
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+FIELD = b"X-Any: " + b"x" * 2000 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ((GET + b"\r\n",), [200]),
+        ((GET + b"\r\n", GET + b"\r\n"), [200, 200]),
+        ((b"nonsense\r\n\r\n",), [400]),
+        ((GET + b"X: x\r\n" * (MAX_HEADERS - 1) + b"\r\n",), [200]),
+        ((GET + b"X: x\r\n" * (MAX_HEADERS + 9) + b"\r\n",), [400]),
+        ((GET, FIELD * 120, b"\r\n"), [200]),
+        ((GET, FIELD * 120, b"\r\n", GET, FIELD * 120, b"\r\n"), [200, 200]),
+        ((GET, FIELD * 120, FIELD * 20), [431]),
+        ((b"GET /" + b"x" * (33 << 10) + b" HTTP/1.1\r\n\r\n",), [431]),
+    ],
+)
+async def test_what_is_no_request_is_refused_once(pieces: tuple[bytes, ...], expected: list[int]) -> None:
+    received = await exchanged(*pieces)
+    assert statuses(received) == expected
+    code = {400: b"invalid_http", 431: b"headers_too_large"}.get(expected[-1], b"fine")
+    assert code in received
+    if expected[-1] != 200:
+        assert b"X-Content-Type-Options: nosniff" in received
+
+
+async def test_an_unfinished_head_has_a_limit_to_the_byte() -> None:
+    rest = REQUEST_HEAD_BYTES - len(GET) - 120 * len(FIELD)
+    last = b"Y: " + b"y" * (rest - 3)
+    assert statuses(await exchanged(GET, FIELD * 120, last, b"\r\n\r\n")) == [200]
+    assert statuses(await exchanged(GET, FIELD * 120, last, b"y")) == [431]
+
+
+async def test_a_long_body_is_no_part_of_a_head() -> None:
+    async def reads(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=str(len(await request.read())))
+
+    size = 2 * REQUEST_HEAD_BYTES
+    post = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+    received = await exchanged(post, b"x" * size, GET + b"\r\n", handler=reads)
+    assert statuses(received) == [200, 200] and str(size).encode() in received
+
+
+@pytest.mark.parametrize(
+    ("path", "is_anthropic"), [(b"/v1/messages", True), (b"/v1/chat/completions", False)]
+)
+async def test_a_fault_of_ours_is_told_in_the_dialect_and_logged(path: bytes, is_anthropic: bool) -> None:
+    async def fails(_request: web.BaseRequest) -> web.StreamResponse:
+        raise ValueError(f"a bug at {path!r}")
+
+    log = io.StringIO()
+    logging.set_up(level="warning", stream=log)
+    try:
+        get = b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        received = await exchanged(get, handler=fails)
+    finally:
+        logging.set_up(level="warning")
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ") and b"Connection: close" in head and b"Server: meshd" in head
+    assert b"a bug" not in body and ("type" in json.loads(body)) is is_anthropic
+    assert log.getvalue().count("work_failed") == 1 and "a bug" in log.getvalue()
+
+
+async def test_after_a_fault_within_an_answer_nothing_more_is_written() -> None:
+    async def fails(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half of")
+        raise LookupError("a bug")
+
+    log = io.StringIO()
+    logging.set_up(level="warning", stream=log)
+    try:
+        received = await exchanged(GET + b"\r\n", handler=fails)
+    finally:
+        logging.set_up(level="warning")
+    assert statuses(received) == [200] and received.endswith(b"half of\r\n")
+    assert "a bug" in log.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("given", "logged"),
+    [
+        ({"exc_info": KeyError("k")}, "KeyError"),
+        ({}, "RuntimeError"),
+        ({"exc_info": ConnectionResetError()}, ""),
+        ({"exc_info": web.RequestPayloadError("p")}, ""),
+    ],
+)
+async def test_only_faults_of_ours_are_logged_after_an_answer(given: dict[str, object], logged: str) -> None:
+    log = io.StringIO()
+    async with street_of_clients() as street:
+        connection = street.come(FAR)
+        logging.set_up(level="warning", stream=log)
+        try:
+            connection.log_exception("the end", **given)
+        finally:
+            logging.set_up(level="warning")
+    assert logged in log.getvalue() and bool(log.getvalue()) is bool(logged)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "is_long"),
+    [
+        ("X-Any", HEADER_LINE_BYTES - 5, False),
+        ("X-Any", HEADER_LINE_BYTES - 4, True),
+        ("Cookie", 1 << 20, False),
+    ],
+)
+def test_a_header_has_a_limit_unless_browsers_make_it(name: str, size: int, is_long: bool) -> None:
+    assert has_long_header({"Host": "x", name: "x" * size}) is is_long
+
+
+async def test_a_connection_is_idle_between_requests_once_all_is_taken() -> None:
+    async with street_of_clients() as street:
+        connection = street.come(FAR)
+        [wire] = street.wires
+        seen = [connection.idle_since]
+        with connection.answering():
+            seen.append(connection.idle_since)
+            with connection.answering():
+                await asyncio.sleep(1)
+            seen.append(connection.idle_since)
+            await asyncio.sleep(1)
+        ended = asyncio.get_running_loop().time()
+        seen.append(connection.idle_since)
+        wire.waiting = 1
+        assert [*seen, connection.idle_since] == [None, None, None, ended, None]
+
+
+class Closing(asyncio.Transport):
+    """Notes that it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_notes_are_a_header_or_once_a_comment(begun: bool) -> None:
+    response = Recorded()
+    reply = StreamReply(make_mocked_request("POST", "/"), silence=10.0, headers={}, answering=PassedOn())
+    reply.response = response
+    await reply.say("too early")
+    assert response.written == []
+    if begun:
+        await reply.begin()
+        assert response.prepared and response.written == [], "headers alone"
+    for notes in (["a tool"], ["a tool"], [], ["another"]):
+        await reply.note(notes)
+    written = [data for _, data in response.written]
+    name = b": X-Meshd-Left-Out: "
+    assert written == ([name + b"a tool\n\n", name + b"another\n\n"] if begun else [])
+    assert response.headers.get("X-Meshd-Left-Out") == (None if begun else "another")
+    if begun:
+        await reply.say("waits")
+        assert response.written[-1][1] == b": waits\n\n"
+
+
+async def test_a_stream_that_is_cut_says_why_and_closes() -> None:
+    response, transport = Recorded(), Closing()
+    request = make_mocked_request("POST", "/", transport=transport)
+    reply = StreamReply(request, silence=10.0, headers={"X-Any": "1"}, answering=PassedOn())
+    headers = reply.response.headers
+    assert headers["X-Any"] == "1" and headers["Content-Type"] == "text/event-stream"
+    assert headers["Cache-Control"] == "no-cache" and headers["X-Accel-Buffering"] == "no"
+    reply.response = response
+    await reply.cut("the node stops")
+    assert [data for _, data in response.written] == [b": the node stops\n\n"] and transport.closed
+
+
+async def test_a_look_is_taken_at_once_if_the_answer_has_begun() -> None:
+    loop = asyncio.get_running_loop()
+    for begun in (False, True):
+        response, notice, began = Recorded(), [""], loop.time()
+        reply = StreamReply(make_mocked_request("POST", "/"), silence=10.0, headers={}, answering=PassedOn())
+        reply.response = response
+        async with reply.commented(partial("".join, notice)):
+            if begun:
+                await reply.begin()
+            notice[0] = "lost"
+            reply.look()
+            await asyncio.sleep(0.5)
+            assert [data for _, data in response.written] == [b": lost\n\n"] * begun
+            await asyncio.sleep(5)
+        assert [round(at - began, 3) for at, _ in response.written] == [0.0 if begun else 1.0]
+
+
+async def test_no_comment_comes_while_they_are_forbidden() -> None:
+    response = Recorded()
+    reply = StreamReply(make_mocked_request("POST", "/"), silence=10.0, headers={}, answering=PassedOn())
+    reply.response = response
+    began = asyncio.get_running_loop().time()
+    async with reply.commented(lambda: ""):
+        reply.allow_comments(False)
+        await asyncio.sleep(25)
+        assert response.written == []
+        reply.allow_comments(True)
+        await asyncio.sleep(10)
+        await reply.stop_comments()
+        await asyncio.sleep(30)
+    assert [round(at - began) for at, _ in response.written] == [30]
