@@ -7,10 +7,28 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken, Refused, RemoteProtocolError
 from meshd.base.peer_limits import CAPACITY_ASKED, SPEEDS_ASKED
-from meshd.devices.capacity import NOT_FOR_YOU, WORDLESS_SECONDS, CapacityAnswer, ask_all, ask_capacity
+from meshd.devices.capacity import (
+    NOT_FOR_YOU,
+    WORDLESS_SECONDS,
+    CapacityAnswer,
+    ask_all,
+    ask_capacity,
+    lacks_rates,
+    lacks_times,
+)
+from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
+from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, TimedLayer
+from meshd.wire.capacity import (
+    CAPACITY_SERVICE,
+    AskCapacity,
+    Capacity,
+    MeasuredDevice,
+    MeasuredPath,
+    TimedLayer,
+    decode,
+)
 from meshd.wire.lease import Introduced
 
 from tests.unit.devices.capacity_scene import CPU, KINDS, scene
@@ -162,3 +180,82 @@ async def test_something_else_than_a_question_ends_the_stream_alone(tmp_path: Pa
             await MessageStream(stream).receive()
         told = await ask_capacity(it.head, worker.mesh.key.peer, AskCapacity(), lambda _: None)
         assert told.devices[0].device == CPU
+
+
+DEVICE = MeasuredDevice(CPU, MEASURED)
+HALF = MeasuredDevice(CPU, MEASURED[:2])
+PATH = MeasuredPath(bytes([1]) * 32, 5, 6)
+A, B = PeerId(bytes([1]) * 32), PeerId(bytes([2]) * 32)
+
+
+@pytest.mark.parametrize(
+    ("devices", "timed", "lacks"),
+    [
+        ((), 2, False),
+        ((DEVICE,), 2, False),
+        ((DEVICE,), 3, True),
+        ((DEVICE, HALF), 2, True),
+        ((HALF,), 1, False),
+    ],
+)
+def test_a_time_of_each_kind_is_wanted_of_each_device(
+    devices: tuple[MeasuredDevice, ...], timed: int, lacks: bool
+) -> None:
+    assert lacks_times(Capacity(devices, "m"), timed) == lacks
+
+
+@pytest.mark.parametrize(
+    ("paths", "peers", "lacks"),
+    [
+        ((), [A], False),
+        ((PATH,), [A], False),
+        ((replace(PATH, rate=0),), [A], True),
+        ((replace(PATH, rate=0),), [B], False),
+        ((PATH, replace(PATH, peer=B.raw, rate=0)), [A, B], True),
+    ],
+)
+def test_a_rate_is_wanted_of_each_path_between_those_that_are_asked(
+    paths: tuple[MeasuredPath, ...], peers: list[PeerId], lacks: bool
+) -> None:
+    assert lacks_rates(Capacity((), "m", paths), peers) == lacks
+
+
+@pytest.mark.parametrize(
+    ("told", "measure", "times"),
+    [
+        (Capacity((HALF,), "m"), True, 2),
+        (Capacity((HALF,), "m"), False, 1),
+        (Capacity((HALF,), "m", busy=True), True, 2),
+        (Capacity((DEVICE,), "m"), True, 1),
+        (Capacity((DEVICE,), "m", (replace(PATH, rate=0),)), True, 2),
+        (Capacity((DEVICE,), "m", (replace(PATH, rate=0),), busy=True), True, 1),
+    ],
+)
+async def test_who_lacks_something_is_asked_to_measure_rates_only_while_it_is_idle(
+    tmp_path: Path, told: Capacity, measure: bool, times: int
+) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        peer = worker.mesh.key.peer
+        paths = tuple(replace(path, peer=peer.raw) for path in told.paths)
+        asked: list[AskCapacity] = []
+        order: list[str] = []
+
+        async def tell(stream: Stream) -> None:
+            messages = MessageStream(stream)
+            question = decode(await messages.receive())
+            assert isinstance(question, AskCapacity)
+            asked.append(question)
+            order.append("measure" if question.measure else "ask")
+            await messages.send(replace(told, paths=paths).encode())
+
+        async def before() -> None:
+            order.append("before")
+
+        worker.mesh.services[CAPACITY_SERVICE] = (tell, lambda _member, _metadata: None)
+        answers = await ask_all(
+            it.head, [peer], KINDS, quiet, measure=measure, marks=bytes(16), before_measuring=before
+        )
+        assert answers[peer].capacity == replace(told, paths=paths)
+        assert order == ["ask", "before", "measure"][: times + 1]
+        assert all(one.timed == KINDS and one.marks == bytes(16) and not one.recent for one in asked)

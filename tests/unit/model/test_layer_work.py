@@ -1,6 +1,7 @@
 """Test what is timed and tried of a model: its own types and sizes, each kind of layer once."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -250,3 +251,22 @@ def test_whatever_a_header_says_can_be_asked(name: str, keys: dict[str, int | tu
 
 def test_the_usual_ones_fit() -> None:
     assert len(USUAL) <= MAX_OPERATIONS and all(len(word) <= MAX_OPERATION_BYTES for word in USUAL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (SHAPE, {"flash_attn:f16:f16", "attention:f16:f16", "set_rows:f16:32"}),
+        (replace(SHAPE, flash_attention=False), {"attention:f16:f16", "set_rows:f16:32"}),
+        (replace(SHAPE, value_type="q8_0"), {"flash_attn:f16:q8_0", "set_rows:f16:32", "set_rows:q8_0:32"}),
+        (
+            replace(SHAPE, key_type="q8_0", flash_attention=False),
+            {"attention:q8_0:f16", "set_rows:q8_0:32", "set_rows:f16:32"},
+        ),
+    ],
+)
+def test_attention_is_tried_as_its_cache_is_kept(shape: ContextShape, words: set[str]) -> None:
+    found = set(operations([header(EMBEDDING, *block(0))], shape))
+    parts = (word.split(":") for word in found)
+    kept = {":".join(word[:3]) for word in parts if word[0] in ("flash_attn", "attention", "set_rows")}
+    assert kept == words

@@ -206,3 +206,41 @@ def test_the_bound_of_computing_memory_is_the_sum_that_its_text_gives() -> None:
     assert _bound(flash, with_layers=True) - _bound(flash) == layer
     assert _bound(plain, with_layers=True) - _bound(plain) == layer + 5 * tokens * cells * 4
     assert _bound(flash, with_output=True) - _bound(flash) == 4 * 8 * (2 * 1000 + 100)
+
+
+@pytest.mark.parametrize(
+    ("extra", "widths"),
+    [
+        ({}, (32, 4 * 16 + 2 * 16, 4, 64, 0, 64)),
+        ({"attention.key_length": 20, "attention.value_length": 12}, (32, 6 * 32, 4, 64, 0, 64)),
+        ({"attention.key_length_swa": 24}, (32, 6 * (24 + 8), 4, 64, 0, 64)),
+        ({"attention.value_length_mla": 40}, (32, 6 * (8 + 40), 4, 64, 0, 64)),
+        ({"attention.head_count_kv": 4}, (32, 8 * 16, 4, 64, 0, 64)),
+        (
+            {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 50},
+            (32, 6 * 16, 4, 100, 8, 64),
+        ),
+        ({"expert_count": 8, "expert_used_count": 6}, (3 * 32, 6 * 16, 4, 6 * 64, 8, 64)),
+        (
+            {
+                "expert_count": 8,
+                "expert_used_count": 3,
+                "expert_feed_forward_length": 30,
+                "expert_shared_count": 2,
+                "expert_shared_feed_forward_length": 5,
+            },
+            (32, 6 * 16, 4, 3 * 30 + 5 + 60, 8, 64),
+        ),
+        ({"feed_forward_length": 500, "expert_used_count": 1}, (32, 6 * 16, 4, 500, 0, 64)),
+    ],
+)
+def test_the_widths_that_bound_what_is_computed(extra: dict[str, Plain], widths: tuple[int, ...]) -> None:
+    found = _model(extra={f"llama.{key}": number for key, number in extra.items()}).widths
+    assert widths == (
+        found.embedding,
+        found.attention,
+        found.heads,
+        found.feed_forward,
+        found.experts,
+        found.vocabulary,
+    )
