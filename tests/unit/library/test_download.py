@@ -18,7 +18,8 @@ from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
 from meshd.library import download as downloads
 from meshd.library import hub_cache, hub_client
-from meshd.library.download import download
+from meshd.library.download import chosen_model, download
+from meshd.library.hub_client import HubFile, HubListing
 from meshd.library.interface import TransferProgress
 from meshd.model.model_name import HubName
 from meshd.model.short_names import SHORT_NAMES
@@ -425,3 +426,35 @@ def test_a_short_names_size_is_corrected_by_the_hubs(hub: Hub, cache: Path) -> N
     told.clear()
     get(cache, told=told)
     assert told and not any("not about" in one.activity for one in told)
+
+
+def listing(*paths: str) -> HubListing:
+    return HubListing("c" * 40, tuple(HubFile(path, 10, "") for path in paths))
+
+
+@pytest.mark.parametrize(
+    ("choice", "paths", "words", "hint"),
+    [
+        ("", (), "has no GGUF file", "-GGUF"),
+        ("Q2_K", ("m-Q8_0.gguf",), "has no `Q2_K`, but `Q8_0`", "`hf:me/T:Q8_0`"),
+        ("Q2_K", ("plain.gguf",), "has no `Q2_K`, but `plain`", "`hf:me/T:plain.gguf`"),
+        ("Q8_0", ("a-Q8_0.gguf", "b-Q8_0.gguf"), "fits several models", "`hf:me/T:a-Q8_0.gguf`"),
+        ("Q8_0", ("m-Q8_0-00001-of-00002.gguf",), "lacks parts", "another"),
+    ],
+)
+def test_a_name_that_means_no_model_is_explained(
+    choice: str, paths: tuple[str, ...], words: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        chosen_model(HubName("me", "T", choice), listing(*paths))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(("count", "more"), [(24, ""), (25, " and 1 more"), (30, " and 6 more")])
+def test_of_many_models_some_are_named(count: int, more: str) -> None:
+    names = [f"m{number}.gguf" for number in range(count)]
+    with pytest.raises(UserError) as caught:
+        chosen_model(HubName("me", "T", "Q2_K"), listing(*names))
+    named = caught.value.what.partition(", but ")[2]
+    assert named.count("`") == 2 * min(count, 24)
+    assert named.endswith(more or ")")

@@ -1,11 +1,12 @@
-"""TODO."""
+"""Facts about the files of a model, and what a check of all their bytes finds."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
-from meshd.library.facts import Verified, facts_of, hash_of, promised_by, verify
+from meshd.library.facts import Meter, Verified, facts_of, hash_of, promised_by, verify
 from meshd.library.interface import ModelSource, StoredModel, TransferProgress
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
@@ -140,3 +141,27 @@ def test_hashes_in_names(tmp_path: Path) -> None:
     pointer = tmp_path / "t.gguf"
     pointer.symlink_to(blob)
     assert promised_by(pointer) == "a" * 64
+
+
+def test_progress_is_told_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    told: list[TransferProgress] = []
+    meter = Meter(told.append, "copying", 1000, begin_at=100)
+    for seconds, count in ((100.4, 50), (100.5, 50), (100.9, 100), (101.0, -50), (102.0, 850)):
+        now = seconds
+        meter.add(count)
+    assert meter.done == 1100
+    assert [(one.done, one.rate) for one in told] == [
+        (100, 0.0),
+        (200, pytest.approx(100 / 0.5)),
+        (250, pytest.approx(150 / 1.0)),
+        (1100, pytest.approx(1000 / 2.0)),
+    ]
+    assert {(one.activity, one.total) for one in told} == {("copying", 1000)}
+    meter.add(-100)
+    assert told[-1].done == 1000, "all is there"
+    again = Meter(told.append, "copying", 1000, begin_at=500)
+    now = 103.0
+    again.add(-100)
+    assert told[-1].rate == 0.0, "never less than nothing"
