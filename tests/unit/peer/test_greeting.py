@@ -3,13 +3,22 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import Broken, EndOfStream, Refused, RemoteProtocolError
+from meshd.base.peer_limits import GREETED_FAULTS
 from meshd.link.interface import Link, LinkInfo
-from meshd.peer.greeting import BANS_PER_MESSAGE, GREETING_SECONDS, Greeted, greet
+from meshd.peer.greeting import (
+    BANS_PER_MESSAGE,
+    GREETING_SECONDS,
+    TURN_AWAY_SECONDS,
+    Greeted,
+    greet,
+    turn_away,
+)
 from meshd.wire.hello import Bans, Go, Greeting, Hello, Refusal, decode
 from meshd.wire.message import LengthParser, framed
 from meshd.wire.versions import NativeVersion
@@ -294,3 +303,54 @@ def test_whatever_a_peer_says_ends_in_a_declared_error_or_a_hello(leads: bool, s
             decode(message)  # we never say what cannot be read
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("bad", "ok"), [(0, True), (GREETED_FAULTS.most, True), (GREETED_FAULTS.most + 1, False)]
+)
+async def test_some_bans_may_be_damaged_but_not_many(bad: int, ok: bool) -> None:
+    entries = (*(b"bad %d" % number for number in range(bad)), b"good")
+    near, far = ends()
+    side = Side()
+    hello = replace(HELLO, bans_digest=b"x" * 32, bans_count=len(entries))
+    parts = [Bans(entries[:9], last=False), Bans(entries[9:], last=True)]
+    for message in (hello, *parts, Go()):
+        await far.send([framed(message.encode())])
+    if ok:
+        assert (await greet(near, side, leader=False)).session_id == b"session"
+    else:
+        with pytest.raises(RemoteProtocolError, match="invalid bans"):
+            await greet(near, side, leader=False)
+    assert tuple(side.kept) == entries and side.times_kept == 1
+
+
+async def test_who_is_turned_away_is_told_and_listened_to_for_a_moment() -> None:
+    near, far = ends()
+    refusal = Refused("too much failed", code="faults", hint="wait")
+    began = asyncio.get_running_loop().time()
+    turning = asyncio.create_task(turn_away(cast(Link, near), refusal))
+    for _ in range(3):
+        await asyncio.sleep(TURN_AWAY_SECONDS / 4)
+        await far.send([b"unread"])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert near.unread.empty() and not turning.done()
+    with pytest.raises(Refused) as caught:
+        await turning
+    assert caught.value is refusal
+    assert asyncio.get_running_loop().time() - began == pytest.approx(TURN_AWAY_SECONDS)
+    parser = LengthParser()
+    parser.feed(far.unread.get_nowait())
+    [told] = map(decode, parser.messages())
+    assert told == Refusal("faults", "too much failed", "wait")
+
+
+@pytest.mark.parametrize("ends_it", [True, False])
+async def test_turning_away_ends_with_the_link(ends_it: bool) -> None:
+    near, far = ends()
+    await far.aclose() if ends_it else None
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Refused):
+        await turn_away(cast(Link, near), Refused("no", code="faults"))
+    took = asyncio.get_running_loop().time() - began
+    assert took == pytest.approx(0.0 if ends_it else TURN_AWAY_SECONDS)

@@ -276,6 +276,21 @@ async def test_an_address_at_which_a_peer_was_found_is_noted(
         assert noted == ([path.link.remote] if is_noted else []) and is_near == is_noted
 
 
+async def test_bans_go_across_in_the_greeting_and_are_kept() -> None:
+    async with World() as world:
+        leader, follower = apart(world)
+        strangers = [world.node(name) for name in ("x", "y", "z")]
+        leader.node.learn_bans([world.ban(one) for one in strangers[:2]])
+        follower.node.learn_bans([world.ban(strangers[2])])
+        blobs = leader.bans_blob, follower.bans_blob
+        leader.knows(follower)
+        follower.start()
+        leader.start()
+        await leader.sees(follower, PeerState.CONNECTED)
+        assert leader.bans.digest() == follower.bans.digest() and len(leader.bans) == 3
+        assert leader.bans_blob != blobs[0] and follower.bans_blob != blobs[1]
+
+
 # Refusals, faults, restarts.
 
 
