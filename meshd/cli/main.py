@@ -23,7 +23,7 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset({"report", "ui"})
+LATER = frozenset({"ui"})
 
 
 class VerbCode(Protocol):
@@ -97,6 +97,7 @@ VERBS: tuple[Verb, ...] = (
         "diagnose the network: NAT, port mapping, what blocks connections",
         module="doctor",
     ),
+    Verb("report", GROUPS[2], "write a file for people who help you; sends nothing"),
     Verb("ping", GROUPS[2], "measure the round trip to a node", module="status"),
     Verb("capacity", GROUPS[2], "measure the devices and paths of all nodes", module="plan"),
     Verb("why", GROUPS[2], "show where the time of a token goes, and what would save most", module="plan"),

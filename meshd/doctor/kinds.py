@@ -397,6 +397,13 @@ class Kind(Kinds):
         "models may not fit, or the kernel may kill programs to free memory",
         "close other programs, or raise the memory limit of this container or service",
     )
+    MEMORY_PRESSURE = Wording(
+        "warning",
+        "memory",
+        "for {percent} % of the last minute all programs waited for memory, which is swapped or read again",
+        "tokens take many times as long, and other machines may lose this one",
+        "lend less with `--memory`, lower `--ctx-size`, or close other programs",
+    )
     MEMORY_RAN_OUT = Wording(
         "warning",
         "memory",
@@ -578,5 +585,5 @@ class Kind(Kinds):
         "doctor",
         "the check of {what} failed: {why}",
         "this is a fault in meshd; the other checks are not affected",
-        "report it with the output of `meshd doctor --json` and `meshd logs`",
+        "report it with the file that `meshd report` writes",
     )

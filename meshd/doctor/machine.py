@@ -1,6 +1,7 @@
 """Check what this machine gives a node: memory, limits of the user, the clock, power, the sandbox."""
 
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from meshd.process.sandbox_rules import confines_with
 
 LEAST_FILES, LEAST_PROCESSES = 1024, 64
 LEAST_MEMORY = 1 << 30
+MOST_STALLED = 10.0  # percent of a minute in which no program could run, for want of memory
 CLOCK_SECONDS = 120.0
 IS_MACOS = sys.platform == "darwin"
 _POWER, _GOVERNORS = Path("/sys/class/power_supply"), Path("/sys/devices/system/cpu")
@@ -47,8 +49,16 @@ def check_memory() -> Iterator[Finding]:
         free = limit.free if free is None else min(free, limit.free)
     if free is not None and free < LEAST_MEMORY:
         yield Kind.MEMORY_SHORT.found(free=in_memory(free))
+    if (stalled := _stalled_for_memory()) >= MOST_STALLED:
+        yield Kind.MEMORY_PRESSURE.found(percent=f"{stalled:.0f}")
     if limit is not None and (count := out_of_memory_kills()):
         yield Kind.MEMORY_RAN_OUT.found(count=count, group=limit.group)
+
+
+def _stalled_for_memory() -> float:
+    """Return the percentage of the last minute in which all programs waited for memory (the kernel's PSI)."""
+    found = re.search(r"^full .*\bavg60=(\d+\.\d+)", _text(ROOT / "proc/pressure/memory"), re.MULTILINE)
+    return float(found[1]) if found is not None else 0.0
 
 
 def _free_memory() -> int | None:

@@ -24,7 +24,7 @@ from meshd.daemon.native import (
 )
 from meshd.devices.interface import NativeBuild
 from meshd.doctor.gpu_kinds import GpuKind
-from meshd.doctor.gpus import compile_notice, explain, gather_facts
+from meshd.doctor.gpus import GpuFacts, compile_notice, explain, gather_facts
 from meshd.doctor.kinds import Finding, Kind
 from meshd.process.run import run_to_end
 from meshd.rpc.mesh_protocol import VERSION
@@ -155,3 +155,9 @@ def check_wheel() -> Iterator[Finding]:
     wheel = installed_wheel()
     if wheel is not None and (fault := wheel.fault(read_pin())):
         yield Kind.WHEEL_UNUSED.found(why=fault)
+
+
+async def look_for_gpus() -> GpuFacts:
+    """Return the facts about GPUs and drivers alone. Raises MeshdError, OSError."""
+    with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
+        return await gather_facts(run_to_end, Path(logs) / "cuda.log")

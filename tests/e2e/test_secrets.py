@@ -103,6 +103,9 @@ async def shown(node: LocalNode, token: str) -> dict[str, bytes]:
         done = await cli(node.spec.home, *verb.split(), MESHD_JOIN=token, HF_TOKEN=HUB_TOKEN)
         assert done.stdout, f"`meshd {verb}` prints nothing: {done.stderr}"
         printed[f"`meshd {verb}` of {node.spec.name}"] = (done.stdout + done.stderr).encode()
+    file = node.spec.home.with_name(f"report-{node.spec.name}.txt")
+    done = await cli(node.spec.home, "report", "--output", str(file), MESHD_JOIN=token, HF_TOKEN=HUB_TOKEN)
+    printed[f"the report of {node.spec.name}"] = file.read_bytes() + done.stderr.encode()
     return printed
 
 

@@ -423,6 +423,14 @@ def _little_memory(machine: Machine) -> None:
     machine.bind(machine.file("meminfo", text), "/proc/meminfo")
 
 
+@breaks(Kind.MEMORY_PRESSURE)
+def _swapping(machine: Machine) -> None:
+    text = (
+        "some avg10=81.00 avg60=70.25 avg300=9.00 total=9\nfull avg10=50.00 avg60=41.50 avg300=5.00 total=9\n"
+    )
+    machine.bind(machine.file("pressure", text), "/proc/pressure/memory")
+
+
 @breaks(Kind.MEMORY_RAN_OUT)
 def _killed_for_memory(machine: Machine) -> AbstractContextManager[object]:
     return machine.with_memory(1300 << 20, used="bytearray(1400 << 20)")
