@@ -1,11 +1,17 @@
 """Test what the library is told before it is used, and where its cache is by its own account."""
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
+from huggingface_hub import errors
+from meshd.base.errors import UserError
+from meshd.library import hub_client
 from meshd.library.hub_cache import cache_folder
 
 
@@ -55,3 +61,46 @@ def test_the_library_is_not_imported_to_look_around() -> None:
         "print([name for name in ('huggingface_hub', 'httpx2') if name in sys.modules])"
     )
     assert _ask(code) == "[]"
+
+
+def answered(status: int) -> httpx2.Response:
+    return httpx2.Response(status, request=httpx2.Request("GET", "https://hub.example"))
+
+
+def unresolved() -> Exception:
+    error = httpx2.ConnectError("no")
+    error.__cause__ = socket.gaierror("not known")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "hint"),
+    [
+        (errors.GatedRepoError("x", response=answered(403)), "is gated", "accept them"),
+        (errors.RepositoryNotFoundError("x", response=answered(404)), "there is no repository", "private"),
+        (errors.OfflineModeIsEnabled("x"), "HF_HUB_OFFLINE is set", "unset"),
+        (errors.HfHubHTTPError("x", response=answered(401)), "not allowed", "HF_TOKEN"),
+        (errors.HfHubHTTPError("x", response=answered(403)), "not allowed", "HF_TOKEN"),
+        (errors.HfHubHTTPError("x", response=answered(402)), "HTTP 402", "later"),
+        (errors.HfHubHTTPError("x", response=answered(500)), "HTTP 500", "later"),
+        (httpx2.ReadTimeout("it took too long\nand more"), "it took too long$", "check the network"),
+        (httpx2.ReadTimeout(""), "ReadTimeout", "check the network"),
+        (unresolved(), "is this machine online", "check the network"),
+        (OSError("cut"), "ended early", "run it again"),
+        (KeyError("sha"), "its answer has no 'sha'", "HF_ENDPOINT"),
+        (ValueError("x" * 300), "x{200}$", "HF_ENDPOINT"),
+    ],
+)
+def test_an_error_of_the_library_is_explained(error: Exception, words: str, hint: str) -> None:
+    with pytest.raises(UserError, match=words) as caught, hub_client.explained("me/T"):
+        raise error
+    assert hint in caught.value.hint
+
+
+def test_an_error_of_the_disk_is_not_one_of_the_network() -> None:
+    full = OSError(errno.ENOSPC, "full")
+    with pytest.raises(OSError, match="full") as caught, hub_client.explained("me/T"):
+        raise full
+    assert caught.value is full
+    with hub_client.explained("me/T"):
+        pass
