@@ -577,6 +577,9 @@ def test_share_out_keeps_proportions() -> None:
     assert share_out((1, 1), 30) == (15, 15)
     assert share_out((3, 1), 30) == (23, 7)
     assert share_out((1, 0.001), 30) == (29, 1)
+    assert share_out((1, 0.001), 2) == (1, 1), "one from the largest, if that has two"
+    assert share_out((1, 0.001, 0.001), 2) == (1, 1, 0)
+    assert share_out((0, 5, 5), 3) == (0, 2, 1), "of equal remainders the first"
 
 
 def _upstream(layers: int, gpu_layers: int, shares: list[float]) -> list[int]:

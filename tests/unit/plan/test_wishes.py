@@ -1,16 +1,32 @@
 """Test what stands after dashes: refused, read into the shape of the context, or passed on; draft models."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.model.cache import ContextShape
-from meshd.model.layers import read_layers
+from meshd.config.forms import HostPort
+from meshd.model.cache import ContextShape, LayerCache
+from meshd.model.layer_range import LayerRange
+from meshd.model.layers import MOST_TOKENS, read_layers
 from meshd.plan.split import SplitOptions
-from meshd.plan.wishes import LlamaArgs, beside_draft, draft_model, read_llama_args
+from meshd.plan.wishes import (
+    HeadOptions,
+    LlamaArgs,
+    beside_draft,
+    draft_model,
+    may_draft,
+    named_by,
+    nodes_of,
+    read_llama_args,
+    shape_of,
+)
 from meshd.wire.lease import OfferedDevice
 
 from tests.gguf_bytes import gguf, language_model, parse
+from tests.unit.plan.plain_options import PLAIN
 
 LAYERS = read_layers([parse(gguf(*language_model(layers=4)))], name="tiny")
 
@@ -161,3 +177,142 @@ def test_one_of_another_vocabulary_is_refused_with_both() -> None:
     with pytest.raises(UserError, match="another vocabulary") as caught:
         draft_model("/m/o.gguf", "o.gguf", [other], SERVED)
     assert "o.gguf" in caught.value.what and caught.value.hint
+
+
+def test_beside_a_draft_that_is_too_large_the_cpu_has_nothing() -> None:
+    draft = draft_model("/m/d.gguf", "d", [DRAFT], SERVED)
+    small = OfferedDevice("CPU", "cpu", "some", 10, GIB)
+    assert [one.free_bytes for one in beside_draft([small], draft, ContextShape(1024))] == [0]
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(64 + 128, True), (64 + 129, False)])
+def test_a_vocabulary_may_differ_by_a_few_tokens(tokens: int, fits: bool) -> None:
+    larger = parse(gguf(*language_model(layers=2, vocabulary=tokens)))
+    for one, other in ((larger, SERVED), (parse(gguf(*language_model(layers=2))), larger)):
+        if fits:
+            assert draft_model("/m/d.gguf", "d", [one], other).path == "/m/d.gguf"
+        else:
+            with pytest.raises(UserError, match="another vocabulary"):
+                draft_model("/m/d.gguf", "d", [one], other)
+
+
+RANGES = (LayerRange("head", 0, 9), LayerRange("a", 10, 19), LayerRange("b", 20, 29))
+CPU = ("none",)
+AUTO = replace(PLAIN, min_workers=None, split="auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "by_speed"),
+    [
+        (AUTO, 0, True),
+        (replace(AUTO, min_workers=3), 3, True),
+        (replace(PLAIN, min_workers=0, split="always"), 0, False),
+        (replace(PLAIN, min_workers=None), 1, False),
+        (replace(AUTO, tensor_split=(1.0, 1.0)), 1, False),
+        (replace(AUTO, layers=RANGES), 1, False),
+        (replace(AUTO, rpc=(HostPort("h", 1),)), 1, False),
+        (replace(AUTO, devices=CPU), 1, True),
+    ],
+)
+def test_as_many_workers_are_waited_for_as_the_user_wishes(
+    options: HeadOptions, least: int, by_speed: bool
+) -> None:
+    assert (options.least_workers, options.picks_by_speed) == (least, by_speed)
+    assert options.push and not replace(options, no_push=True).push
+
+
+@pytest.mark.parametrize(
+    ("options", "demands"),
+    [
+        (replace(PLAIN, layers=RANGES, min_workers=2), "`--layers`"),
+        (replace(PLAIN, min_workers=2, tensor_split=(1.0,)), "`--min-workers 2`"),
+        (replace(PLAIN, min_workers=None, tensor_split=(1.0,), devices=CPU), "`--tensor-split`"),
+        (replace(PLAIN, min_workers=None, devices=CPU, rpc=(HostPort("h", 1),)), "`--device none`"),
+        (replace(PLAIN, min_workers=None, rpc=(HostPort("h", 1),)), "`--rpc` without `--min-workers 0`"),
+        (replace(PLAIN, min_workers=None), "`--split always` without `--min-workers 0`"),
+    ],
+)
+def test_who_demands_workers_is_named(options: HeadOptions, demands: str) -> None:
+    assert options.workers_demanded_by == demands
+
+
+def test_workers_are_named_by_the_option_that_names_them() -> None:
+    assert nodes_of(RANGES, "head") == ("a", "b") and nodes_of((), "head") == ()
+    assert named_by(replace(PLAIN, layers=RANGES, workers=("a", "b"))) == "--layers"
+    assert named_by(replace(PLAIN, layers=RANGES, workers=("a",))) == "--workers"
+    assert named_by(replace(PLAIN, layers=(), workers=())) == "--workers"
+
+
+@pytest.mark.parametrize(
+    ("words", "threads"),
+    [("-t 4", 4), ("--threads 12", 12), ("-t 4 -t 8", 8), ("-t x", None), ("-t 12345", None), ("-t", None)],
+)
+def test_threads_are_read_as_llama_server_does(words: str, threads: int | None) -> None:
+    assert read_llama_args(words.split()).threads == threads
+
+
+@pytest.mark.parametrize(
+    ("words", "flash", "rest"),
+    [
+        *((f"-fa {word}", False, ()) for word in ("off", "disabled", "false", "0")),
+        *((f"-fa {word}", True, ("-fa", "on")) for word in ("on", "enabled", "true", "1")),
+        ("-fa auto", True, ()),
+        ("-fa", True, ("-fa", "on")),
+    ],
+)
+def test_flash_attention_as_it_is_given(words: str, flash: bool, rest: tuple[str, ...]) -> None:
+    found = read_llama_args(words.split())
+    assert (found.flash_attention, found.rest) == (flash, rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "ok"),
+    [
+        ("-c 0", True),
+        ("-np 1", True),
+        ("-np 0", False),
+        ("-b 1", True),
+        ("-ub 0", False),
+        (f"-c {MOST_TOKENS - 1}", True),
+        (f"-c {MOST_TOKENS}", False),
+        ("-c ١", False),
+    ],
+)
+def test_numbers_are_read_within_their_bounds(words: str, ok: bool) -> None:
+    try:
+        read_llama_args(words.split())
+    except UserError as error:
+        assert not ok and error.hint
+    else:
+        assert ok
+
+
+@pytest.mark.parametrize(
+    ("options", "free", "model"),
+    [
+        (replace(PLAIN, speculate="auto"), True, False),
+        (replace(PLAIN, speculate="off"), False, False),
+        (replace(PLAIN, speculate="auto", llama_args=("--draft-max", "3")), False, False),
+        (replace(PLAIN, speculate="auto", mmproj=Path("/m/p.gguf")), False, False),
+        (
+            replace(PLAIN, speculate="auto", draft=draft_model("/m/d.gguf", "d", [DRAFT], SERVED)),
+            True,
+            True,
+        ),
+    ],
+)
+def test_what_may_be_drafted_is_allowed_by_model_and_user(
+    options: HeadOptions, free: bool, model: bool
+) -> None:
+    may = may_draft(LAYERS, options)
+    assert (may.free, may.model, may.why == "") == (free, model, free)
+    assert (shape_of(LAYERS, options).drafted > 0) == free
+    state = replace(LAYERS, cache=replace(LAYERS.cache, layers=(LayerCache(state=1),)))
+    assert not may_draft(state, options).free
+
+
+def test_the_context_is_the_default_the_wished_or_the_largest() -> None:
+    assert shape_of(LAYERS, replace(PLAIN, ctx_size=None)).tokens == LAYERS.default_context
+    assert shape_of(LAYERS, replace(PLAIN, ctx_size=512)).tokens == 512
+    assert replace(PLAIN, ctx_size=0).wants_largest_context
+    assert not replace(PLAIN, ctx_size=1).wants_largest_context
