@@ -98,6 +98,17 @@ async def test_a_peer_is_shown_with_what_its_record_and_its_faults_say() -> None
         assert len(leader.mesh.peers()) == 2
 
 
+async def test_a_peer_that_was_never_met_is_called_as_in_its_record() -> None:
+    async with World() as world:
+        leader, follower = apart(world)
+        leader.knows(follower)
+        leader.start()
+        await asyncio.sleep(0.1)
+        assert leader.mesh.table.get(follower.peer) is not None
+        assert (leader.status_of(follower).name, leader.status_of(follower).role) == (follower.name, "worker")
+        assert leader.mesh.find(follower.name) == follower.peer
+
+
 async def test_names_that_look_like_the_id_of_another_are_marked() -> None:
     async with World() as world:
         leader, follower = await pair(world)

@@ -411,6 +411,17 @@ async def test_who_says_much_that_is_invalid_is_not_listened_to_any_more(what: s
         owner.cancel()
 
 
+async def test_a_members_news_count_in_the_share_of_who_admitted_it() -> None:
+    async with Owner() as owner:
+        here = telling()
+        for peer in (GUEST.peer, STRANGER.peer):
+            Listener(here, owner, peer=peer)
+        await asyncio.sleep(0.001)
+        limits = [here.news.limits.of(peer, here.node.now()) for peer in (GUEST.peer, STRANGER.peer)]
+        assert [one.issuer for one in limits] == [GUEST_CHAIN.admitter, STRANGER.peer]
+        owner.cancel()
+
+
 async def test_who_tells_much_waits() -> None:
     """As many as its burst at once, from there on as many a second as its rate."""
     async with Owner() as owner:
