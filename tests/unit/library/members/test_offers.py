@@ -1,12 +1,17 @@
 """Which models of members a name means."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.errors import UserError
-from meshd.identity.keys import KeyPair
-from meshd.library.members.offers import MemberOffer, fitting_offers
+from meshd.base.peer_limits import MEMBERS_ASKED
+from meshd.identity.keys import KeyPair, PeerId
+from meshd.library.members.offers import MemberOffer, ambiguous, askable, digits_of, fitting_offers
 from meshd.model.model_name import is_file_name, parse_model_name
+from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.wire.models import ToldModel
 
 ONE, TWO = b"\x01" * 32, b"\x02" * 32
@@ -122,3 +127,46 @@ def test_any_words_of_members(text: str, names: list[str]) -> None:
         return
     for one in fitting_offers(name, [offer("a", *names)]):
         assert is_file_name(one.stem) and "/" not in one.stem
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (11, " and 3 more")])
+def test_of_many_different_models_some_are_named(count: int, more: str) -> None:
+    offers = [offer(f"n{number}", "x-Q4_0", size=100 + number) for number in range(count)]
+    with pytest.raises(UserError) as caught:
+        nodes("x-Q4_0", *offers)
+    assert caught.value.what.count(" of n") == min(count, 8)
+    assert caught.value.what.endswith(more or ")")
+
+
+def test_the_digits_of_a_model_are_its_fingerprint_or_else_its_content() -> None:
+    both = offer("a", "x-Q4_0", fingerprint=ONE, content=TWO)
+    assert digits_of(both.model) == ONE.hex()
+    assert digits_of(offer("a", "x-Q4_0", content=TWO).model) == TWO.hex()
+    assert digits_of(offer("a", "x-Q4_0").model) == ""
+    for by_content, found in ((True, [both]), (False, [])):
+        name = parse_model_name(f"mesh:{TWO.hex()}")
+        assert fitting_offers(name, [both], by_content=by_content) == found
+    text = str(ambiguous("x", [both, offer("b", "x-Q4_0")]))
+    assert ONE.hex()[:32] in text and "of b (100 B)" in text
+
+
+class Present:
+    """A mesh of peers in given states."""
+
+    def __init__(self, *peers: PeerStatus) -> None:
+        self._peers = peers
+
+    def peers(self) -> Sequence[PeerStatus]:
+        return self._peers
+
+
+def test_members_that_are_present_are_asked_the_connected_ones_first() -> None:
+    def status(number: int, state: PeerState, *, present: bool = False) -> PeerStatus:
+        return PeerStatus(PeerId(number.to_bytes(32)), state=state, present=present)
+
+    lost, known = status(1, PeerState.LOST), status(2, PeerState.KNOWN)
+    there, here = status(3, PeerState.KNOWN, present=True), status(4, PeerState.CONNECTED)
+    assert askable(cast(Mesh, Present(lost, known, there, here))) == [here, there]
+    many = [status(number, PeerState.KNOWN, present=True) for number in range(10, 10 + MEMBERS_ASKED.most)]
+    asked = askable(cast(Mesh, Present(*many, here)))
+    assert asked == [here, *many[:-1]]
