@@ -7,7 +7,8 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Literal
 
 import msgpack
 import pytest
@@ -23,7 +24,7 @@ from meshd.wire import (
     relay,
     signal,
 )
-from meshd.wire.codec import Family, Message, decode_as, plan_of
+from meshd.wire.codec import Family, Message, decode_as, plan_of, unbounded_plan_of
 from meshd.wire.limits import (
     MAX_CONTROL_BYTES,
     NEEDED,
@@ -298,3 +299,84 @@ def test_a_message_that_cannot_be_packed_harms_no_later_one() -> None:
 def test_a_limit_holds_for_formats_without_types() -> None:
     with pytest.raises(RemoteProtocolError, match="message of 11 bytes, at most 10 are taken"):
         decode_as(Inner, msgpack.packb({"word": "abcd"}), limit=10)
+
+
+# Values of this user's own programs.
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """One field of each kind, without bounds."""
+
+    colour: Colour
+    step: Literal["one", "two"] = "one"
+    count: int = 0
+    text: str = ""
+    real: float = 0.0
+    parts: tuple[Part, ...] = ()
+    pair: tuple[Part, bool] = (Part("a"), True)
+    maybe: int | None = None
+
+
+OWN = Own(Colour.BLUE, "two", -(1 << 70), "any\ntext" * 99, 1e300, (Part("x", 1), Part("y")), maybe=7)
+ROW_OF = {
+    "colour": "blue",
+    "step": "two",
+    "count": -(1 << 70),
+    "text": "any\ntext" * 99,
+    "real": 1e300,
+    "parts": [{"name": "x", "count": 1}, {"name": "y", "count": 0}],
+    "pair": [{"name": "a", "count": 0}, True],
+    "maybe": 7,
+}
+
+
+def test_values_of_own_programs_cross_without_bounds() -> None:
+    plan = unbounded_plan_of(Own)
+    assert plan is unbounded_plan_of(Own)
+    assert plan.write(OWN) == ROW_OF and plan.read(ROW_OF) == OWN
+    assert plan.read({"colour": "red"}) == Own(Colour.RED)
+    with pytest.raises(TypeError, match=r"Own\.count"):
+        plan_of(Own)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"colour": "green"}, "`colour` of Own must be one of red, blue"),
+        ({"colour": ["red"]}, "`colour` of Own must be one of red, blue"),
+        ({"step": "three"}, "must be one of one, two"),
+        ({"count": True}, "must be an integer"),
+        ({"count": 1.5}, "must be an integer"),
+        ({"text": 5}, "must be text"),
+        ({"real": math.inf}, "must be a finite number"),
+        ({"real": "1"}, "must be a finite number"),
+        ({"parts": {}}, "must be a list"),
+        ({"parts": [5]}, "its `[0]` must be a map"),
+        ({"pair": [{"name": "a"}]}, "must be a list of 2 entries"),
+        ({"pair": [{"name": "a"}, 1]}, "its `[1]` must be true or false"),
+        ({"pair": [{"name": 1}, True]}, "its `[0].name` must be text"),
+        ({"maybe": "x"}, "`maybe` of Own must be an integer"),
+    ],
+)
+def test_a_wrong_value_of_an_own_program_is_named(change: dict[str, object], what: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        unbounded_plan_of(Own).read({**ROW_OF, **change})
+    assert what in caught.value.what
+
+
+def test_bytes_have_no_form_for_own_programs() -> None:
+    kind = dataclasses.make_dataclass("Raw", [("blob", bytes)])
+    with pytest.raises(TypeError, match=r"Raw\.blob"):
+        unbounded_plan_of(kind)
