@@ -14,12 +14,13 @@ from meshd.base.tasks import Owner
 from meshd.client.follow_heads import HeadFollower
 from meshd.client.head_choice import HEAD_AVOIDED_SECONDS, heads_to_follow
 from meshd.identity.keys import PeerId
-from meshd.identity.membership import Chain
+from meshd.identity.membership import Chain, Role
 from meshd.peer.interface import PeerState, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.models import SERVING_SERVICE, ServingTold
 
 from tests.conformance.run import until
+from tests.unit.admin.test_snapshot import path as path_of
 from tests.unit.head.fake_mesh import FakeMesh, Net
 from tests.unit.identity.cast import ROOT, certificate
 
@@ -174,3 +175,55 @@ async def test_requests_and_troubles_are_noted_of_heads_that_are_followed() -> N
         it.follower.avoid(gone, 100.0)
         [known] = it.follower.known()
         assert (known.mine, known.avoided_until) == (1, 100.0 + HEAD_AVOIDED_SECONDS)
+
+
+@pytest.mark.virtual
+async def test_a_head_is_asked_once_it_is_there_and_until_it_is_none() -> None:
+    async with scene() as it:
+        desk = it.net.mesh("desk", "serve")
+        desk.handle(SERVING_SERVICE, _tells, allow=lambda _member, _metadata: None)
+        for stopped in ("", "it has left"):
+            desk.stopped = stopped
+            desk.say(PeerState.SUSPENDED)
+            await asyncio.sleep(1)
+            assert [head.why_not for head in it.follower.known()] == [stopped or "not connected"]
+        assert it.opened == []
+        desk.stopped = ""
+        desk.say(PeerState.CONNECTED)
+        await asyncio.sleep(1)
+        assert it.told == {"desk"} and len(it.opened) == 1
+        desk.role = "worker"
+        desk.say(PeerState.CONNECTED)
+        await asyncio.sleep(1)
+        assert it.follower.known() == []
+        desk.role = "serve"
+        desk.say(PeerState.CONNECTED)
+        await asyncio.sleep(1)
+        assert it.told == {"desk"} and len(it.opened) == 2
+
+
+@pytest.mark.virtual
+async def test_who_may_not_use_the_mesh_is_no_head() -> None:
+    async with scene() as it:
+        it.head("desk", "home")
+        guest = it.head("guest", "home")
+        guest.member_here = replace(guest.member_here, roles=frozenset({Role.WORK}))
+        guest.say(PeerState.CONNECTED)
+        await asyncio.sleep(1)
+        assert it.told == {"desk"}
+
+
+@pytest.mark.virtual
+async def test_how_far_a_head_is_tells_the_path_that_is_used() -> None:
+    async with scene() as it:
+        desk = it.head("desk", "home")
+        await asyncio.sleep(1)
+        assert [head.rtt for head in it.follower.known()] == [None]
+        used, other = path_of(selected=True), path_of(selected=False)
+        for paths, rtt in (((other,), None), ((replace(other, rtt=0.9), used), 0.0015)):
+            desk.paths = paths
+            assert [head.rtt for head in it.follower.known()] == [rtt]
+        assert [head.away_since for head in it.follower.known()] == [None]
+        desk.since = 7.0
+        desk.state = PeerState.SUSPENDED
+        assert [head.away_since for head in it.follower.known()] == [7.0]

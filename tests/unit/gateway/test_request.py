@@ -28,7 +28,9 @@ from meshd.gateway.request import (
     beyond_parsing,
     check_ready,
     find_model,
+    has_remote_media,
     model_names,
+    needs_fit,
     not_ready,
     parse_object,
     read_form,
@@ -566,3 +568,54 @@ def test_a_model_that_is_not_ready_is_refused_with_its_state(state: ModelState) 
     assert (failure.status, failure.code, failure.type) == (503, f"model_{state}", "not_ready_error")
     assert failure.message == f"the model is not ready ({state}): because" and failure.retry_after == 7
     assert failure.is_final is (state is ModelState.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("part", "remote"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://host/a.png"}}, True),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}, False),
+        ({"type": "image_url", "image_url": {"url": "QUJD" * 40}}, False),
+        ({"type": "image_url", "image_url": {"url": "httpx"}}, True),
+        ({"type": "image_url", "image_url": "file:///etc/passwd"}, True),
+        ({"type": "image_url", "image_url": {"url": "x" * 63 + ":"}}, True),
+        ({"type": "image_url", "image_url": {"url": "x" * 64 + ":"}}, False),
+        ({"type": "image_url", "image_url": {"url": 5}}, False),
+        ({"type": "image_url", "image_url": {}}, False),
+        ({"type": "input_audio", "input_audio": {"data": "ftp://host/a"}}, True),
+        ({"type": "image", "source": {"type": "url", "url": "http://host/a"}}, True),
+        ({"type": "text", "text": "http://host/a", "source": "http://host/a"}, False),
+    ],
+)
+def test_no_address_is_fetched_for_media(part: dict[str, object], remote: bool) -> None:
+    assert has_remote_media({"messages": [{"role": "user", "content": [part]}]}) is remote
+
+
+@pytest.mark.parametrize(
+    ("roles", "more", "fits"),
+    [
+        ("u", {}, True),
+        ("uau", {}, True),
+        ("su", {}, True),
+        ("du", {}, True),
+        ("sua", {}, True),
+        ("uu", {}, False),
+        ("ss", {}, False),
+        ("us", {}, False),
+        ("ud", {}, False),
+        ("sa", {}, False),
+        ("a", {}, False),
+        ("s", {}, False),
+        ("ut", {}, False),
+        ("u", {"tools": [{"type": "function"}]}, False),
+        ("u", {"tools": []}, True),
+    ],
+)
+def test_messages_are_fitted_unless_every_template_takes_them(
+    roles: str, more: dict[str, object], fits: bool
+) -> None:
+    names = {"u": "user", "a": "assistant", "s": "system", "d": "developer", "t": "tool"}
+    messages = [{"role": names[role], "content": "x"} for role in roles]
+    assert needs_fit({"messages": messages, **more}) is not fits
+    called = [*messages[:-1], {**messages[-1], "tool_calls": [{"id": "1"}]}]
+    assert needs_fit({"messages": called, **more})

@@ -265,6 +265,15 @@ async def test_only_pages_of_allowed_origins_may_call_and_read(origin: str) -> N
             assert reply.headers.get("X-Content-Type-Options") == "nosniff"
 
 
+async def test_any_site_may_link_to_the_page_alone() -> None:
+    linked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    async with world(says(200, WHOLE)) as here:
+        assert (await send(here, "GET", "/", linked)).status == 200
+        for path in ("/v1/models", "/health", "/nothing"):
+            reply = await send(here, "GET", path, linked)
+            assert (reply.status, reply.error["code"]) == (403, "site_not_allowed")
+
+
 async def test_a_preflight_without_an_allowed_origin_is_denied() -> None:
     async with world(says(200, WHOLE)) as here:
         reply = await send(here, "OPTIONS", CHAT)
@@ -337,6 +346,15 @@ async def test_what_holds_only_what_computes() -> None:
         waiting = asyncio.ensure_future(ask(here))
         reply = await ask(here, "/tokenize", content="a")
         assert (reply.status, reply.seconds) == (503, 0)
+        late = await asyncio.open_connection("127.0.0.1", here.port)
+        here.upstream.readiness = READY
+        post = raw_post(here.port, {"content": "a"}, path="/tokenize")
+        late[1].write(post[:-1])
+        await asyncio.sleep(1)
+        here.upstream.readiness = LOADING
+        late[1].write(post[-1:])
+        assert (await late[0].readline()).startswith(b"HTTP/1.1 503 "), "its body has outlived the model"
+        late[1].close()
         here.upstream.readiness = READY
         assert (await waiting).status == 200
 

@@ -8,16 +8,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import pytest
+from meshd import __version__
 from meshd.gateway import tracing
 from meshd.gateway.access import ApiPort
 from meshd.gateway.events import AnswerMeter
 from meshd.gateway.interface import AnswerTimings, ApiKey, ComputedTime, GatewayConfig
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
-from meshd.gateway.tracing import Tracing, phases
+from meshd.gateway.tracing import LEAST_WAIT_SECONDS, Tracing, make_tracing, phases
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
@@ -342,3 +344,53 @@ def test_exported_attributes_are_plain() -> None:
         "meshd.cached_tokens": 4,
         "gen_ai.usage.output_tokens": 3,
     }
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({}, True),
+        ({"OTEL_SERVICE_NAME": "mine"}, False),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,a=b"}, False),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b"}, True),
+    ],
+)
+async def test_spans_say_which_node_made_them(environ: dict[str, str], named: bool) -> None:
+    traces = make_tracing(environ, node="desk", wall=time.time)
+    found = traces.resource.attributes
+    assert found["service.instance.id"] == "desk" and found["service.version"] == __version__
+    assert (found["service.name"] == "meshd") is named
+    await traces.close()
+
+
+async def test_only_answers_of_a_server_here_have_phases_and_failures_of_ours_are_errors() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces, now = Tracing(provider, wall=lambda: 1000.0), asyncio.get_running_loop().time
+    for slots, status in ((4, 499), (None, 500)):
+        upstream = FakeUpstream(Path("/s"))
+        upstream.slots = slots  # type: ignore[assignment]
+        trace = traces.begin("POST", "/path", {}, now() - 5)
+        trace.answered(upstream, AnswerMeter(entered=now(), turn=now(), alone=False, losses=2))
+        traces.end(trace, status)
+    await traces.close()
+    here, elsewhere = requests(exporter)
+    spans = exporter.get_finished_spans()
+    assert (len(below(spans, here)), len(below(spans, elsewhere))) == (1, 0)
+    assert [span.status.status_code for span in (here, elsewhere)] == [StatusCode.UNSET, StatusCode.ERROR]
+    for span in (here, elsewhere):
+        attributes = dict(span.attributes or {})
+        assert (attributes["meshd.losses"], attributes["meshd.alone"]) == (2, False)
+        assert attributes["http.request.method"] == "POST" and attributes["gen_ai.usage.input_tokens"] == 0
+        assert (span.start_time or 0) / 1e9 == pytest.approx(995, abs=0.5) and 5 <= seconds(span) < 6
+
+
+def test_a_model_is_waited_for_from_a_millisecond_on() -> None:
+    for waited, is_shown in ((LEAST_WAIT_SECONDS / 2, False), (LEAST_WAIT_SECONDS * 2, True)):
+        meter = AnswerMeter(entered=1.0, turn=2.0, ready=2.0 + waited)
+        assert [phase.name for phase in phases(meter, 9.0)] == ["queue", *["model"] * is_shown]
+    drafted = AnswerMeter(entered=1.0, turn=1.0, sent=1.0, timings=AnswerTimings(5, 1.0, 4, 2.0, 9, 6))
+    [_, prompt, tokens] = phases(drafted, 10.0)
+    assert prompt.is_computed and tokens.is_computed
+    assert (tokens.attributes["meshd.drafted_tokens"], tokens.attributes["meshd.accepted_tokens"]) == (9, 6)
