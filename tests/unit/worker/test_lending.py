@@ -15,6 +15,7 @@ from meshd.process.interface import ChildFailed, ChildState
 from meshd.rpc import mesh_protocol as wire
 from meshd.wire.lease import Acquire, Grant, Loaded, Lost, Progress, Reserve, WorkerOffer
 from meshd.worker import worker_options
+from meshd.worker.leases import MAX_LEASES
 from meshd.worker.lending import Worker
 from meshd.worker.worker_options import WorkerOptions, check_may_work
 
@@ -305,3 +306,26 @@ async def test_it_computes_from_a_lease_on_until_nothing_is_computed_for_a_while
         assert state() == (True, False, 1)
         await call.release()
         assert state() == (False, False, 0)
+
+
+async def test_each_live_lease_has_a_log_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as it:
+
+        def logs() -> list[str]:
+            return [child.spec.log.name for child in it.bench.children if child.spec is not None]
+
+        calls = []
+        for number in range(3):
+            calls.append(it.call(f"head-{number}"))
+            await calls[-1].lease()
+        assert [name.rpartition("-")[2] for name in logs()] == ["1.log", "2.log", "3.log"]
+        await calls[0].release()
+        for number in range(MAX_LEASES - 3):
+            await it.call(f"later-{number}").lease()
+        await calls[1].release()
+        await it.call("last").lease()
+        names = logs()
+        live = {*names[2:]}
+        assert len(live) == len(names) - 2 == MAX_LEASES - 1 and names[-1] == names[0]
