@@ -270,3 +270,17 @@ def test_attention_is_tried_as_its_cache_is_kept(shape: ContextShape, words: set
     parts = (word.split(":") for word in found)
     kept = {":".join(word[:3]) for word in parts if word[0] in ("flash_attn", "attention", "set_rows")}
     assert kept == words
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [({}, "8:1:1"), ({"expert_count": 8, "expert_used_count": 2}, "8:8:2"), ({"expert_count": 8}, "8:8:1")],
+)
+def test_matrices_of_experts_are_tried_with_as_many_as_there_are(
+    counts: Mapping[str, int], words: str
+) -> None:
+    known = {**LLAMA, **{f"llama.{key}": number for key, number in counts.items()}}
+    experts = tensor("blk.0.ffn_up_exps.weight", "q4_0", 64, 8, 8)
+    work = work_of(EMBEDDING, experts, *block(1), *block(2), metadata=known)
+    found = {word for text in work.texts for word in text.partition("=")[2].split(",")}
+    assert f"mul_mat_id:q4_0:64:{words}" in found
