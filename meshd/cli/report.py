@@ -59,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Write the report, whatever of this node works."""
+    if not _is_somewhere():
+        raise UserError("the current directory is gone", hint="change to another one: `cd`")
     home, now = home_here(), time.time()
     given = _given(home)
     file = expanded(args.output) if args.output else Path(_default_name(given, now))
@@ -74,6 +76,13 @@ def run(args: Arguments, out: Output) -> int:
         out.note(sentence)
     out.note("nothing was sent: read the file, then attach it where you ask for help")
     return 0
+
+
+def _is_somewhere() -> bool:
+    try:
+        return bool(Path.cwd())
+    except OSError:
+        return False
 
 
 # -- settings
@@ -165,7 +174,11 @@ def _written(home: Path, given: _Given, now: float) -> "Report":
         invites=() if config is None else (config.node.join,),
         folder=Path.cwd() if node is None else node.folder,
     )
-    sections = _sections(home, given, read_settings(given.options, given.file), now)
+    try:
+        settings = read_settings(given.options, given.file)
+    except UsageError:  # options of a node that another version of meshd has started
+        settings = read_settings({}, given.file)
+    sections = _sections(home, given, settings, now)
     return write_report(sections, places, given.hosts, now=now)
 
 
@@ -245,7 +258,7 @@ def _default_name(given: _Given, now: float) -> str:
     from meshd.report.secrets import names_of_user
 
     name = host_name() if given.loaded is None else given.loaded.config.node.name
-    homes, users = names_of_user(os.environ)
+    homes, users = names_of_user([os.environ])
     shown = re.sub(r"[^\w.-]", "", Scrubber((), homes=homes, users=users).scrub(name)).strip(".-_")
     date = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return "-".join(filter(None, ("meshd-report", shown, date))) + ".txt"

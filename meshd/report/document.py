@@ -15,6 +15,7 @@ from meshd.base.errors import MeshdError, UserError
 from meshd.base.fault_boundary import Contained, Fault
 from meshd.base.units import in_bytes, in_number
 from meshd.report.fields import in_line
+from meshd.report.logs import MOST_LINE_CHARS
 from meshd.report.scrub import REMOVED, Scrubber
 from meshd.report.secrets import FoundSecrets, Places, find_secrets, names_of_user, public_hosts
 from meshd.report.sections import bounded
@@ -58,7 +59,7 @@ class _Running:
     def _write(self) -> None:
         try:
             for line in bounded(self.section.write(), self.section.most):
-                self.lines.append(line)
+                self.lines.append(line if line.isprintable() else in_line(line, MOST_LINE_CHARS))
         except OSError as error:
             self.lines.append(f"cannot be read: {(error.strerror or type(error).__name__).lower()}")
 
@@ -87,8 +88,7 @@ def write_report(sections: Sequence[Section], places: Places, hosts: Iterable[st
     began = time.monotonic()
     running = [_Running(section) for section in sections]
     secrets = _search(places)
-    environ = places.environs[0]
-    homes, users = names_of_user(environ)
+    homes, users = names_of_user(places.environs)
     scrubber = Scrubber(secrets.values, homes=homes, users=users, hosts=public_hosts(hosts))
     parts = [(started.section.title, started.result(began)) for started in running]
     body = scrubber.scrub("\n".join(_section(title, lines) for title, lines in parts))
@@ -100,7 +100,8 @@ def write_report(sections: Sequence[Section], places: Places, hosts: Iterable[st
     date = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S")
     head = [
         f"meshd report, format {FORMAT}, written {date} UTC by meshd {__version__}",
-        "It was sent nowhere. Read it before you give it to others: names of machines and models are in it.",
+        "It was sent nowhere. Read it before you give it to others: names and ids of machines and models are",
+        "in it.",
         "",
         *removed,
         "",

@@ -55,6 +55,14 @@ _AUTHORIZATION = re.compile(
 )
 _USER_OF_URL = re.compile(r"(?<=://)(?!\[)[^\s/@\"'<>]{1,300}@")
 _QUERY_OF_URL = re.compile(r"(?<=://)([^\s?\"'<>]{1,1000}+)\?[^\s\"'<>]{1,4000}")
+# A host in a URL, or of a relay in a log or status; of services that everybody uses the name stays.
+_NAMED_HOST = re.compile(
+    r"(?:(?<=://)|(?<=@)|(?<=remote=)|(?<=remote\": \")|(?<=remote: ))"
+    r"(?!(?:huggingface\.co|hf\.co|github\.com|stun\.cloudflare\.com|stun\.l\.google\.com)(?![\w.-]))"
+    r"(?:[a-z0-9][a-z0-9-]{0,62}\.){1,8}[a-z][a-z0-9-]{1,62}(?![\w-])",
+    re.IGNORECASE,
+)
+LOCAL_NAMES = (".local", ".lan", ".internal", ".home", ".arpa", ".localdomain")
 _IPV4 = re.compile(rf"{_BEGIN}(?<!\.)(?<!\d)(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?!\d|\.\d)")
 _IPV6 = re.compile(
     r"(?:(?<![0-9A-Za-z:])|(?<=\\[nrt]))(?:[0-9A-Fa-f]{0,4}:){2,7}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9A-Fa-f]{0,4})(?![0-9A-Za-z:])"
@@ -167,6 +175,7 @@ class Scrubber:
         text = _AUTHORIZATION.sub(lambda found: f"{found[1]}{found[2] or ''}{self._removal()}", text)
         text = _AFTER_NAMES.sub(lambda found: f"{found[1]}{self._removal()}", text)
         text = _IPV4.sub(self._mask, _IPV6.sub(self._mask, text))  # the former may contain the latter
+        text = _NAMED_HOST.sub(self._mask_host, text)
         if self._known_hosts is not None:
             text = self._known_hosts.sub(self._mask_host, text)
         if self._homes is not None:
@@ -212,6 +221,8 @@ class Scrubber:
         return known.setdefault(str(inner), f"ip{inner.version}-{len(known) + 1}")
 
     def _mask_host(self, found: re.Match[str]) -> str:
+        if found[0].lower().endswith(LOCAL_NAMES):
+            return found[0]
         return self._hosts.setdefault(found[0].lower(), f"host-{len(self._hosts) + 1}")
 
 

@@ -16,13 +16,17 @@ from meshd.base.errors import UserError
 from meshd.base.files import read_regular
 from meshd.base.home_folder import expanded, in_home
 from meshd.config.tree import DEFAULT_STUN, SETTINGS, VARIABLES
-from meshd.identity.folder import DAEMON, INVITE, lock_holder
+from meshd.identity.folder import DAEMON, INVITE, MEMBERSHIP, lock_holder
+from meshd.identity.keystore import IDENTITY
 from meshd.identity.recovery_code import write_code
 from meshd.library.hub_cache import cache_folder
+from meshd.report.scrub import LOCAL_NAMES
 
 _MOST_BYTES = 4 << 20  # of a file that may hold secrets
 _MOST_FILES = 200  # of a home or a directory of credentials
-# A key, a mesh's root key, and an invite's secret, as msgpack has them in files of the home.
+# A key, a mesh's root key, and an invite's secret, as msgpack has them in files that no other node words: in
+# the address book, a member could place a text that would then be removed from the report as a secret.
+_OWN_STATE = (IDENTITY, MEMBERSHIP, "invites")
 _IN_STATE = re.compile(rb"\xa4(seed|root)\xc4\x20(.{32})|\xa6secret\xc4\x10(.{16})", re.DOTALL)
 _RAW_STATE = "portmap.blob"  # random bytes, by which a router knows this node
 _NAMED_LIKE_SECRETS = re.compile(
@@ -55,7 +59,6 @@ _SERVICE_USERS = frozenset(
     }
 )
 _LEAST_USER = 3
-_LOCAL_NAMES = (".local", ".lan", ".internal", ".home", ".arpa", ".localdomain")
 _HOST = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,62})\.){1,10}[a-z][a-z0-9-]{1,62}", re.IGNORECASE)
 
 
@@ -166,7 +169,7 @@ def _in_home(home: Path, found: FoundSecrets) -> None:
     for path in found.files_of(home):
         if path.name == INVITE:
             found.add("invite", found.read(path).decode(errors="replace").strip())
-        if path.suffix in (".log", ".toml", ".sock", ".pointer") or path.name == "lock":
+        if not path.name.startswith((*_OWN_STATE, _RAW_STATE)):
             continue
         data = found.read(path)
         if path.name == _RAW_STATE:
@@ -249,10 +252,12 @@ def _invite(given: str, folder: Path, found: FoundSecrets) -> None:
         found.add("invite", found.read(folder / expanded(given[1:])).decode(errors="replace").strip())
 
 
-def names_of_user(environ: Mapping[str, str]) -> tuple[set[str], set[str]]:
+def names_of_user(environs: Iterable[Mapping[str, str]]) -> tuple[set[str], set[str]]:
     """Return the paths of this user's home directory, and the names by which a person is known."""
-    names = {environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")}
-    paths = {environ.get("HOME", "")}
+    names, paths = set(), set()
+    for environ in environs:
+        names |= {environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")}
+        paths.add(environ.get("HOME", ""))
     with suppress(KeyError):
         about = pwd.getpwuid(os.geteuid())
         names.add(about.pw_name)
@@ -268,4 +273,4 @@ def public_hosts(texts: Iterable[str], *, known: Collection[str] = DEFAULT_STUN)
     """Return the host names in settings that lead to somebody: not those of meshd's defaults or of a LAN."""
     usual = {host.lower() for place in known for host in _HOST.findall(place)}
     named = {host for text in texts for host in _HOST.findall(text)}
-    return {host for host in named if host.lower() not in usual and not host.lower().endswith(_LOCAL_NAMES)}
+    return {host for host in named if host.lower() not in usual and not host.lower().endswith(LOCAL_NAMES)}

@@ -138,6 +138,19 @@ def test_the_name_of_the_file_has_no_name_of_a_person(here: Path, monkeypatch: p
     assert file.name.startswith("meshd-report-desktop-")
 
 
+def test_in_a_directory_that_is_gone_it_says_so(here: Path) -> None:
+    here.rmdir()
+    refused(meshd("report"), 1, "the current directory is gone")
+
+
+def test_no_line_of_a_section_begins_another() -> None:
+    lines = ["why: x\n== logs ==\n  mine", "\x1b[2J"]
+    text = write_report(
+        [Section("s", lambda: lines)], Places(homes=(), environs=[{"HF_HOME": "/nonexistent"}]), (), now=1e9
+    ).text
+    assert section(text, "s") == "  why: x\\n== logs ==\\n  mine\n  \\x1b[2J\n\n"
+
+
 def test_a_section_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from threading import Event
 

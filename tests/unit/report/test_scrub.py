@@ -176,6 +176,23 @@ def test_hosts_get_names_too() -> None:
     assert scrubber.hosts == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("relay://key@relay.example.org:443", f"relay://{REMOVED}@host-1:443"),
+        ("https://api.example.org/v1?a=b", "https://host-1/v1?[removed]"),
+        ("remote=a.example.org:443 x.example.org", "remote=host-1:443 x.example.org"),
+        ('{"remote": "a.example.org:443"}', '{"remote": "host-1:443"}'),
+        *(
+            (kept, kept)
+            for kept in ("https://huggingface.co/x", "http://box.lan:80/", "http://127.0.0.1:8090")
+        ),
+    ],
+)
+def test_hosts_of_urls_and_relays_get_names(text: str, scrubbed: str) -> None:
+    assert Scrubber(()).scrub(text) == scrubbed
+
+
 def test_a_short_secret_is_counted_and_does_not_blank_words() -> None:
     scrubber = Scrubber([b"abc"])
     assert scrubber.scrub("abc abcdef") == "abc abcdef"

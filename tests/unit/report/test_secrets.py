@@ -85,6 +85,15 @@ def test_the_password_of_a_proxy_is_one(tmp_path: Path) -> None:
     assert found.values == {b"s%2Fcret-word", b"s/cret-word"}
 
 
+def test_no_member_can_declare_a_text_a_secret(tmp_path: Path) -> None:
+    """The address book has texts of others; one that looks like a key there would blank the log."""
+    home, _ = founder(tmp_path / "home")
+    fake = b"link_up area=peer link=tcp name="
+    home.keep_blob("book", b"\xa4seed\xc4\x20" + fake)
+    assert fake in (home.path / "book.blob").read_bytes()
+    assert fake not in find_secrets(places(tmp_path)).values
+
+
 def test_files_that_are_named_are_read(tmp_path: Path) -> None:
     file(tmp_path / "hf/token", "hub-token-1234567\n")
     file(tmp_path / "hf/stored_tokens", "[main]\nhf_token = hub-token-of-main\n")
@@ -136,7 +145,7 @@ def test_a_folder_in_place_of_a_file_is_noted(tmp_path: Path) -> None:
 
 def test_names_of_a_service_are_no_names_of_people() -> None:
     homes, names = names_of_user(
-        {"HOME": "/srv/zoltan", "USER": "zoltan", "LOGNAME": "root", "SUDO_USER": "xy"}
+        [{"HOME": "/srv/zoltan", "USER": "zoltan"}, {"LOGNAME": "root", "SUDO_USER": "xy"}]
     )
     assert "/srv/zoltan" in homes and "zoltan" in names
     assert not {"root", "xy", ""} & names
