@@ -182,7 +182,7 @@ async def test_another_version_is_refused_with_the_remedy(
         answer = await call.hears()
         assert isinstance(answer, Lost) and answer.code == code
         assert all(word in answer.text for word in words)
-        assert "version of meshd on this worker and the head" in answer.hint
+        assert "version of meshd on this worker and the head head" in answer.hint, "the head is named"
         assert it.bench.children == []
         await call.is_over()
 
