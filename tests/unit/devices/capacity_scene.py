@@ -8,7 +8,9 @@ from pathlib import Path
 from meshd.base.tasks import Owner
 from meshd.devices.capacity import CapacityTeller
 from meshd.devices.device_speeds import DeviceSpeeds
+from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
+from meshd.wire.capacity import ComputedSpan
 from meshd.wire.lease import OfferedDevice, as_bits, split_marks
 
 from tests.unit.head.fake_mesh import FakeMesh, Net
@@ -26,6 +28,8 @@ class Teller:
         self.bench = Bench(self.mesh, folder)
         self.busy = self.lends = False
         self.here: set[bytes] = set()  # marks of tensors
+        self.computed: tuple[ComputedSpan, ...] = ()  # what its leases have computed, by their word
+        self.asked_spans: list[tuple[object, ...]] = []
         self.listed: list[bool] = []  # whether the last listing would do
         self.devices: Sequence[OfferedDevice] = (CPU,)
         runtime = self.bench.runtime
@@ -37,8 +41,15 @@ class Teller:
             machine=machine,
             is_busy=lambda: self.busy,
             is_lending=lambda: self.lends,
+            computed=self._computed,
             lacks=lambda marks: as_bits([one not in self.here for one in split_marks(marks)]),
         )
+
+    def _computed(
+        self, peer: PeerId, lease_id: bytes, spans: Sequence[tuple[float, float]]
+    ) -> tuple[ComputedSpan, ...]:
+        self.asked_spans.append((peer, lease_id, *spans))
+        return self.computed
 
     async def _listed(self, *, recent: bool) -> Sequence[OfferedDevice]:
         self.listed.append(recent)

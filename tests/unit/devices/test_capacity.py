@@ -15,22 +15,27 @@ from meshd.devices.capacity import (
     ask_capacity,
     lacks_rates,
     lacks_times,
+    measured_paths,
 )
+from meshd.devices.devices import core_set
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
-from meshd.peer.interface import Stream
+from meshd.peer.interface import PathStatus, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import (
     CAPACITY_SERVICE,
     AskCapacity,
     Capacity,
+    ComputedSpan,
     MeasuredDevice,
     MeasuredPath,
     TimedLayer,
     decode,
 )
 from meshd.wire.lease import Introduced
+from meshd.wire.limits import MAX_CAPACITY_PATHS
 
+from tests.unit.admin.test_snapshot import path
 from tests.unit.devices.capacity_scene import CPU, KINDS, scene
 
 pytestmark = pytest.mark.virtual
@@ -259,3 +264,41 @@ async def test_who_lacks_something_is_asked_to_measure_rates_only_while_it_is_id
         assert answers[peer].capacity == replace(told, paths=paths)
         assert order == ["ask", "before", "measure"][: times + 1]
         assert all(one.timed == KINDS and one.marks == bytes(16) and not one.recent for one in asked)
+
+
+async def test_spans_are_asked_for_in_seconds_and_told_with_the_cores(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        worker = it.teller("worker")
+        worker.computed = (ComputedSpan(5, 6), ComputedSpan(7, 8))
+        asked = AskCapacity(lease=bytes(16), spans=((9_000_000, 5_000_000), (5_000_000, 0)))
+        told = await ask_capacity(it.head, worker.mesh.key.peer, asked, lambda _: None)
+        assert told.computed == worker.computed and told.core_set == core_set()
+        assert worker.asked_spans == [(it.head.key.peer, bytes(16), (9.0, 5.0), (5.0, 0.0))]
+        assert worker.listed == [False]
+        await ask_capacity(it.head, worker.mesh.key.peer, AskCapacity(recent=True), lambda _: None)
+        await ask_capacity(
+            it.head, worker.mesh.key.peer, AskCapacity(recent=True, measure=True), lambda _: None
+        )
+        assert worker.listed == [False, True, False], "a measurement needs the memory that is free now"
+
+
+def test_paths_that_carry_data_are_told_the_shortest_first() -> None:
+    def status(number: int, *paths: PathStatus) -> PeerStatus:
+        return PeerStatus(PeerId(bytes([number]) * 32), paths=paths)
+
+    carries, spare = path(selected=True), path(selected=False)
+    peers = [
+        status(1, replace(carries, rtt=0.03)),
+        status(2, spare, replace(carries, rtt=0.0020009, rate=1234.9)),
+        status(3, replace(carries, rtt=None)),
+        status(4, spare),
+        status(5),
+        status(6, replace(carries, rtt=0.03, rtt_min=-0.5)),
+    ]
+    assert measured_paths(peers) == (
+        MeasuredPath(bytes([6]) * 32, 0, 0),
+        MeasuredPath(bytes([2]) * 32, 2000, 1234),
+        MeasuredPath(bytes([1]) * 32, 30_000, 0),
+    )
+    many = [status(1 + number % 250, carries) for number in range(MAX_CAPACITY_PATHS + 1)]
+    assert len(measured_paths(many)) == MAX_CAPACITY_PATHS

@@ -154,3 +154,82 @@ def test_nodes_on_other_processors_are_told_apart(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert may_use(0, 1, 2, 3) == ""
     assert may_use(0, 1) == may_use(1, 0) != may_use(2, 3) and len(may_use(0)) == CORE_SET_LETTERS
+
+
+def one(name: str, *, free: int = 10, total: int = 10, kind: str = "gpu", card: str = "") -> OfferedDevice:
+    return OfferedDevice(name, kind, "", free, total, card)
+
+
+def test_devices_are_nearly_free_if_each_is() -> None:
+    share = devices_of_machine.NEARLY_FREE
+    at, below = one("a", free=int(1000 * share), total=1000), one("b", free=int(1000 * share) - 1, total=1000)
+    assert devices_of_machine.nearly_free([]) and devices_of_machine.nearly_free([at, at])
+    assert not devices_of_machine.nearly_free([at, below])
+
+
+def test_a_card_is_known_by_its_machine_and_its_place() -> None:
+    assert card_of("", "0000:c1:00.0") == card_of("here", "-") == ""
+    names = {card_of("here", "a"), card_of("here", "b"), card_of("there", "a")}
+    assert len(names) == 3 and all(len(name) == 32 for name in names)
+    assert card_of("here", "a") == card_of("here", "a")
+
+
+def test_a_twin_is_the_same_card_through_another_backend() -> None:
+    others = [one("CUDA0", card="x"), one("CUDA1", card="y"), one("iGPU", card=SHARED_MEMORY), one("CPU")]
+    assert devices_of_machine.twin(one("Vulkan1", card="y"), others) == "CUDA1"
+    for alone in (one("Vulkan2", card="z"), one("Vulkan3", card=SHARED_MEMORY), one("CPU")):
+        assert devices_of_machine.twin(alone, others) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "is_only_cpu"),
+    [
+        ((), ["CPU", "CUDA0", "Vulkan0", "Vulkan1"], False),
+        (("none",), ["CPU"], True),
+        (("CPU",), ["CPU"], True),
+        (("CPU", "none"), ["CPU"], True),
+        (("CUDA0",), ["CPU", "CUDA0"], False),
+        (("CPU", "Vulkan0"), ["CPU", "Vulkan0"], False),
+        (("BLAS",), ["CPU"], False),
+    ],
+)
+def test_a_head_uses_its_cpu_and_the_gpus_that_it_may(
+    asked: tuple[str, ...], names: list[str], is_only_cpu: bool
+) -> None:
+    devices = parse_devices(OUTPUT.splitlines(), "here")
+    assert [device.name for device in devices_of_machine.pick_for_head(devices, asked)] == names
+    assert devices_of_machine.only_cpu(asked) == is_only_cpu
+
+
+def test_a_missing_version_of_a_library_is_named() -> None:
+    lines = ["x", "/lib/libc.so.6: version `GLIBC_2.38' not found (required by mesh-server)"]
+    assert devices_of_machine.missing_symbols(lines) == "GLIBC_2.38"
+    assert devices_of_machine.missing_symbols(lines[:1]) == ""
+
+
+@pytest.mark.parametrize(
+    ("cores", "usable", "processors", "core_count", "threads"),
+    [(8, 16, 16, 8, 8), (8, 4, 16, 4, 4), (4, 1, 8, 1, 1), (16, 2, 32, 2, 2)],
+)
+def test_no_more_cores_count_than_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, cores: int, usable: int, processors: int, core_count: int, threads: int
+) -> None:
+    monkeypatch.setattr(devices_of_machine, "llama_threads", lambda: cores)
+    monkeypatch.setattr(devices_of_machine, "usable_processors", lambda: usable)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(usable)), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    assert devices_of_machine.usable_cores() == core_count
+    assert devices_of_machine.head_threads() == threads
+    told = devices_of_machine.core_set()
+    assert (told == "") == (usable >= processors)
+    assert len(told) in (0, CORE_SET_LETTERS)
+
+
+def test_a_set_of_processors_is_told_apart_from_another() -> None:
+    digests = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 8)
+        for usable in ({0, 1}, {1, 0}, {2, 3}, {0, 1, 2}):
+            patch.setattr("os.sched_getaffinity", lambda _pid, usable=usable: usable, raising=False)
+            digests.add(devices_of_machine.core_set())
+    assert len(digests) == 3 and "" not in digests
