@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from meshd.base import log
-from meshd.base.errors import Broken, UserError
+from meshd.base.errors import Broken, Closed, UserError
 from meshd.base.tasks import Owner
 from meshd.client.api_client import ApiClient, HeadCall, check_may_use
 from meshd.client.follow_heads import HeadFollower
@@ -472,3 +472,35 @@ async def test_a_new_connection_of_a_call_is_not_ended_with_the_old_one() -> Non
                 assert first.closed and not second.closed
                 assert here.api.status.tunnels == [second.status] and here.api.open_calls == {call}
                 assert sorted(here.mine.values()) == [0, 1]
+
+
+async def test_a_connection_that_cannot_be_carried_leaves_nothing() -> None:
+    """All that runs is being ended, and a request asks for a head meanwhile."""
+    async with scene() as here:
+        await here.head("one", TINY)
+        call, before = here.call("tiny"), here.api.owner
+
+        async def asks_late() -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                with pytest.raises(Closed):
+                    await call.connect()
+
+        async def ending() -> None:
+            async with Owner() as owner:
+                here.api.owner = owner
+                owner.start(asks_late(), name="late")
+                await asyncio.sleep(1000)
+
+        task = asyncio.get_running_loop().create_task(ending())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        here.api.owner = before
+        [way] = here.ways
+        assert way.closed and not way.serving and way.asked.end.fileno() == -1
+        assert here.mine == {"one": 0} and here.api.status.tunnels == [] and not here.api.open_calls
+        async with connected(call):
+            assert here.mine == {"one": 1}

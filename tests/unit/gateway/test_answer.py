@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from meshd.base.peer_limits import API_CULPRITS
 from meshd.gateway.answer import BEGIN_SECONDS, AnswerContext
 from meshd.gateway.events import EVENT_BYTES
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import ApiKey, GatewayConfig, Readiness
+from meshd.gateway.upstream import CULPRIT_SECONDS
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.status import ModelState
 
@@ -342,6 +344,26 @@ async def test_a_loss_that_is_final_is_never_retried(config: GatewayConfig, trie
         assert reply.error["code"] == "request_ends_server" and len(here.server.seen) == tries
         if not sent:
             assert (reply.status, reply.headers["x-should-retry"]) == (500, "false")
+
+
+async def test_a_caller_whose_requests_end_llama_server_is_refused_for_a_while() -> None:
+    deaths = [dies()] * API_CULPRITS.most
+    async with world(in_turn(*deaths, says(200, WHOLE)), seconds=LONG) as here:
+
+        async def broke() -> None:
+            here.upstream.crashes += 1
+
+        here.upstream.on_broke = broke
+        codes = [(await ask(here)).error["code"] for _ in range(API_CULPRITS.most + 1)]
+        assert codes == ["request_ends_server"] * API_CULPRITS.most + ["too_many_crashes"]
+        refused = await ask(here, stream=True)
+        assert (refused.status, refused.headers["Retry-After"]) == (429, str(round(CULPRIT_SECONDS) + 1))
+        assert len(here.server.seen) == API_CULPRITS.most
+        assert (await ask(here, "/tokenize", content="a")).status == 429, "it has a body as well"
+        async with here.http.get(f"{here.url}/props") as reply:
+            assert reply.status == 200, "what has none ends nothing"
+        await asyncio.sleep(CULPRIT_SECONDS)
+        assert (await ask(here)).status == 200
 
 
 # The body.

@@ -18,6 +18,7 @@ from meshd.base import log as logging
 from meshd.base.peer_limits import (
     API_CLIENTS,
     API_CLIENTS_OF_ADDRESS,
+    API_CLIENTS_OF_KEY,
 )
 from meshd.base.sockets import adopt
 from meshd.gateway.client_connections import (
@@ -156,6 +157,23 @@ async def test_one_address_has_no_more_than_its_share_of_a_key() -> None:
         assert street.cut == []
         street.connections[0].connection_lost(None)
         assert street.limits.admit(street.come(FAR), b"key"), "its place is free"
+
+
+async def test_a_key_with_all_its_places_loses_its_own_connection_and_no_other() -> None:
+    async with street_of_clients() as street:
+
+        async def come(host: str, key: bytes) -> bool:
+            connection = street.come(host)
+            admitted = street.limits.admit(connection, key)
+            with connection.answering():
+                await asyncio.sleep(1.0)
+            return admitted
+
+        assert await come("198.51.100.1", b"small"), "it is idle for longest"
+        assert all([await come(f"192.0.2.{number}", b"large") for number in range(API_CLIENTS_OF_KEY.most)])
+        assert street.cut == []
+        assert await come("198.51.100.2", b"large") and street.cut == [1]
+        assert await come("198.51.100.2", b"small") and street.cut == [1]
 
 
 @pytest.mark.parametrize(("seconds", "cut"), [(9.9, []), (10.1 + SWEEP_SECONDS, [0])])
