@@ -130,7 +130,8 @@ def _given(home: Path) -> _Given:
         file = folder / expanded(named) if named else None
         args.config = str(file) if file is not None else None
         loaded = _NODES[role]().load(args, environ) if role else load(environ=environ, file=file)
-        loaded = with_kept_name(loaded)
+        with suppress(UserError):  # the home cannot be read, which other sections say
+            loaded = with_kept_name(loaded)
     except MeshdError as error:
         return _Given(node, Path(named) if named else None, {}, fault=error)
     given = {value.setting.name: vars(args).get(value.setting.name) for value in loaded.values}

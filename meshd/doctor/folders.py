@@ -85,7 +85,7 @@ def check_cache(paths: Paths, now: float) -> Iterator[Finding]:
     if cache.is_dir() and (mode := stat.S_IMODE(cache.stat().st_mode)) & _writers(cache):
         yield Kind.CACHE_CHANGEABLE.found(path=cache, mode=f"{mode:04o}")
     of_cache = list(_check_disk(cache, Kind.CACHE_UNWRITABLE, "MESHD_CACHE"))
-    same_disk = _nearest(cache).stat().st_dev == _nearest(paths.home).stat().st_dev
+    same_disk = _disk_of(cache) == _disk_of(paths.home)
     low = Kind.DISK_LOW.code
     yield from (found for found in of_cache if not (same_disk and found.code == low))
     place = _nearest(cache)
@@ -139,6 +139,14 @@ def _reason(error: OSError) -> str:
 def _nearest(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _disk_of(folder: Path) -> int | None:
+    """Return the number of a folder's disk; None if the folder is behind one that this user cannot enter."""
+    try:
+        return _nearest(folder).stat().st_dev
+    except OSError:
+        return None
 
 
 def _write_some(folder: Path) -> None:

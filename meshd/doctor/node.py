@@ -38,7 +38,11 @@ _NAMES = {  # of what a node warns of
 
 def check_node(home: Path) -> Iterator[Finding]:
     """Report whether a node runs, and what it warns of."""
-    if home.exists() and not os.access(home, os.X_OK):
+    try:
+        is_closed = home.exists() and not os.access(home, os.X_OK)
+    except PermissionError:  # it is in a directory that this user cannot enter
+        is_closed = True
+    if is_closed:
         return  # folders.py reports it
     try:
         status = ask(home, StatusRequest(), seconds=ANSWER_SECONDS)

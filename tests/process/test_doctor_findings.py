@@ -40,6 +40,14 @@ def test_a_healthy_machine_of_a_user_has_none(tmp_path: Path) -> None:
     assert machine.problems() == {}
 
 
+def test_a_home_behind_a_closed_directory_is_one_finding(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.as_user()
+    machine.prepare.append(f"mkdir -m 700 {tmp_path}/closed")
+    machine.variables["MESHD_HOME"] = f"{tmp_path}/closed/home"
+    assert machine.problems().keys() == {Kind.HOME_UNWRITABLE.code}
+
+
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.code)
 def test_it_is_found_and_nothing_else(kind: Kinds, tmp_path: Path) -> None:
     machine, breakage = Machine(tmp_path), ALL[kind]
