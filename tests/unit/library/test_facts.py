@@ -165,3 +165,28 @@ def test_progress_is_told_now_and_then_and_at_the_end(monkeypatch: pytest.Monkey
     now = 103.0
     again.add(-100)
     assert told[-1].rate == 0.0, "never less than nothing"
+
+
+def test_the_facts_of_a_model_are_those_of_its_headers(
+    hashes: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshd.store.hash_cache.FileState.settled_at", lambda self, clock: True)
+    path = put(home / ".models/t.gguf", tiny())
+    model = StoredModel("t", ModelSource.FOLDER, (path,), len(tiny()), quant="Q8_0")
+    facts = facts_of(model, hashes)
+    assert (facts.architecture, facts.supported, facts.title) == ("llama", True, "tiny")
+    assert (facts.layers, facts.context, facts.tensors, facts.shards) == (4, 4096, 10, 1)
+    assert facts.parameters == 32 * 64 + 4 * (32 + 32 * 32) + 32
+    assert facts.quant == "Q4_K_M" and facts.has_chat_template
+    assert (facts.fingerprint, facts.problem) == (None, "")
+    verified = verify(model, hashes, lambda _: None)
+    assert facts_of(model, hashes).fingerprint == verified.fingerprint
+    other = put(home / ".models/o.gguf", tiny("of a later version"))
+    assert not facts_of(StoredModel("o", ModelSource.FOLDER, (other,), 1), hashes).supported
+
+
+def test_the_facts_of_a_model_in_several_files_are_of_all_of_them(hashes: Path, home: Path) -> None:
+    paths = tuple(put(home / ".models" / name, data) for name, data in tiny_shards(4).items())
+    facts = facts_of(StoredModel("t", ModelSource.FOLDER, paths, 1, quant="Q8_0"), hashes)
+    assert (facts.shards, facts.tensors, facts.parameters) == (4, 10, 32 * 64 + 4 * (32 + 32 * 32) + 32)
+    assert facts.quant == "Q8_0" and not facts.has_chat_template, "its header does not say"

@@ -111,3 +111,13 @@ def test_a_model_is_called_as_it_is_listed(tmp_path: Path) -> None:
     assert stores.named(other) is other
     nowhere = replace(other, paths=())
     assert stores.named(nowhere) is nowhere
+
+
+@pytest.mark.parametrize(("count", "more"), [(2, ""), (12, ""), (13, " and 1 more"), (15, " and 3 more")])
+def test_of_many_models_in_a_folder_some_are_named(tmp_path: Path, count: int, more: str) -> None:
+    for number in range(count):
+        put(tmp_path / f"m{number:02}.gguf", tiny())
+    with pytest.raises(UserError, match="several models") as caught:
+        only_model(tmp_path)
+    named = caught.value.what.partition("several models: ")[2]
+    assert named.count(".gguf") == min(count, 12) and named.endswith(more or "`")
