@@ -443,3 +443,20 @@ async def test_a_gateway_that_stops_ends_all_requests_with_the_reason() -> None:
         assert said.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 5\r\n" in said
         assert b"meshd is stopping" in said
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "comment"),
+    [(0, b"computing the answer again up to where it stopped"), (1, b"keep-alive")],
+)
+async def test_silence_after_a_loss_says_whether_the_same_is_computed_again(
+    temperature: float, comment: bytes
+) -> None:
+    """A greedy answer is, and of another one the rest is asked for."""
+    again = [(0, chunk("a"))] * (temperature == 0)
+    second = timed((25, b""), *again, (0, chunk("b")), (15, DONE))
+    async with world(in_turn(dies(chunk("a")), second), config=HOLDS, seconds=LONG) as here:
+        reply = await ask(here, stream=True, temperature=temperature)
+        assert reply.events == chunk("a") + chunk("b") + DONE
+        comments = [part[2:] for part in reply.body.split(b"\n\n") if part.startswith(b":")]
+        assert set(comments[:-1]) == {comment} and comments[-1] == b"keep-alive", "that is over"

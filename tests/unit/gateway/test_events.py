@@ -145,6 +145,10 @@ def test_a_transcript_is_counted() -> None:
 
 def test_nor_does_the_slot() -> None:
     assert without_cache(b'data: {"id_slot":3,"content":"a"}\n\n') == b'data: {"id_slot":0,"content":"a"}\n\n'
+    timings = b'{"timings":{"cache_n":7,"prompt_n":2,"prompt_ms":3.5}}'
+    assert without_cache(timings) == b'{"timings":{"cache_n":0,"prompt_n":9,"prompt_ms":0}}'
+    other = b'{"cached_tokens":7}'  # of something else
+    assert without_cache(other) == other
 
 
 @given(st.text())

@@ -200,3 +200,19 @@ def test_a_template_that_refuses_says_why_in_a_line() -> None:
     failure = read_failure(error(f"{trace}Conversation roles must alternate", code=500), 500)
     assert failure is not None and (failure.status, failure.code) == (400, "template_refused")
     assert failure.message.endswith("refuses these messages: Conversation roles must alternate")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "found"),
+    [(399, 404, 404), (400, 404, 400), (599, 404, 599), (600, 404, 404), ("x", 404, 404), (True, 404, 404)],
+)
+def test_a_code_that_is_a_status_replaces_it(code: object, status: int, found: int) -> None:
+    failure = read_failure(
+        json.dumps({"error": {"message": "why", "code": code, "type": "t"}}).encode(), status
+    )
+    assert failure is not None and failure.status == found
+
+
+def test_an_error_without_the_status_of_one_is_ours() -> None:
+    failure = read_failure(b'{"error": {"message": "Compute error", "type": "t"}}', 200)
+    assert failure is not None and failure.status == 500
