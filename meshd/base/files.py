@@ -12,6 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+ROOT = Path("/")
+SECRETS = Path("run/secrets")  # where Docker, Podman and Kubernetes put files for one container
+_CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
+_CONTAINER_KIND = "run/systemd/container"  # systemd writes it, in LXC and nspawn, for example
+_IN_MEMORY = ("tmpfs", "ramfs")
 NEW_PREFIX = ".new-"  # of a name that a writer which was killed leaves
 
 
@@ -134,3 +139,42 @@ def read_regular(path: Path, most: int) -> bytes:
     """Read at most `most` bytes of a regular file. Raises OSError, also for any other kind."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(most)
+
+
+def is_container(root: Path = ROOT) -> bool:
+    """Say whether this process runs in a container."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ or any((root / mark).exists() for mark in _CONTAINER_MARKS):
+        return True
+    try:
+        return (root / _CONTAINER_KIND).read_text("utf-8", "replace").strip() not in ("", "wsl")
+    except OSError:
+        return False
+
+
+def others_may_use(path: Path, mode: int, root: Path = ROOT) -> bool:
+    """Say whether other users can use a file of this mode.
+
+    A secret of a container has any mode, as nobody else can enter the container. Elsewhere only a file system
+    in memory that was mounted for secrets is trusted like that.
+    """
+    if not mode & 0o077:
+        return False
+    real = path.resolve()
+    if root / SECRETS not in real.parents:
+        return True
+    return not (is_container(root) or _is_in_memory(real, root))
+
+
+def _is_in_memory(path: Path, root: Path) -> bool:
+    """Say whether a file is in memory, by a mount at the directory of secrets or below."""
+    try:
+        lines = (root / "proc/self/mountinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    mounts = {root / SECRETS: ""}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if len(fields := before.split(" ")) > 4:
+            mounts[root / fields[4].lstrip("/")] = after.partition(" ")[0]
+    place = next(folder for folder in (path, *path.parents) if folder in mounts)
+    return mounts[place] in _IN_MEMORY

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 
 from meshd.base.errors import UserError
 from meshd.base.hosts import is_loopback
@@ -47,6 +48,17 @@ def listen_for_scrapers(host: str, port: int, *, setting: str) -> socket.socket:
         raise UserError(what, hint=f"choose another port for the metrics: {setting}") from None
     sock.setblocking(False)
     return sock
+
+
+class MetricsReader(Enum):
+    """The one who reads metrics, which decides what they contain."""
+
+    OPERATOR = auto()
+    """The node's user, at its control socket: everything."""
+    MACHINE = auto()
+    """Any user of this machine, at a port on loopback: everything but the use of each API key."""
+    API = auto()
+    """A client of the API: as MACHINE, or if that needs a key, only what concerns the API."""
 
 
 class MetricsPort:

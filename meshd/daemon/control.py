@@ -74,6 +74,7 @@ from meshd.admin.snapshot import (
 from meshd.admin.status import DeviceView, MeshView, NodeView, Status, TunnelView
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.base.metrics_port import MetricsReader
 from meshd.base.socket_owners import Address, ConnectionOwners
 from meshd.base.sockets import LOOPBACK_HOST
 from meshd.base.tasks import in_thread
@@ -401,15 +402,15 @@ class DaemonControl(TunnelAnswers):
             found.append(device_view(device, reference_rates(DeviceSpeed(times)), age=now - listed.at))
         return tuple(found)
 
-    async def exposition(self, *, of_keys: bool) -> str:
-        """Return all metrics in Prometheus's text format; `of_keys`: also the use of each API key."""
+    async def exposition(self, reader: MetricsReader) -> str:
+        """Return the metrics that `reader` may see, in Prometheus's text format."""
 
         def written(status: Status, gateway: "Gateway | None") -> str:
             from meshd.base.metrics import exposition  # megabytes, which few workers need
             from meshd.daemon.metrics import node_metrics
 
             requests = gateway.collect() if gateway is not None else ()
-            return exposition(node_metrics(status, of_keys=of_keys), requests)
+            return exposition(node_metrics(status, reader), requests)
 
         async with self._exposing:  # many readers keep no more than one thread busy
             status, gateway = await self.status(StatusRequest()), self._gateway()
@@ -418,7 +419,7 @@ class DaemonControl(TunnelAnswers):
 
     @MetricsRequest.answer
     async def metrics(self, request: MetricsRequest) -> MetricsReply:
-        return MetricsReply(text=await self.exposition(of_keys=True))
+        return MetricsReply(text=await self.exposition(MetricsReader.OPERATOR))
 
     @PingRequest.answer
     async def ping(self, request: PingRequest) -> PingReply:

@@ -11,6 +11,7 @@ from typing import get_args
 
 from meshd.admin.status import LinkView, PeerStateName, PeerView, Status
 from meshd.base.metrics import Metric, counter, gauge
+from meshd.base.metrics_port import MetricsReader
 from meshd.gateway.interface import KeyStatus
 from meshd.identity.naming import SHORT_CHARS
 from meshd.model.status import ModelState, ModelStatus
@@ -18,16 +19,21 @@ from meshd.model.status import ModelState, ModelStatus
 MOST_PEERS = 100
 
 
-def node_metrics(status: Status, *, of_keys: bool) -> Iterator[Metric]:
-    """Yield the metrics of one status; `of_keys`: also the use of each API key, for the operator alone."""
-    yield from _node(status)
-    yield from _peers(status.peers)
-    yield from _machine(status)
-    yield from _models(status.models or ([status.model] if status.model is not None else []))
-    if status.api is not None:
-        yield gauge("meshd_api_ready", "1 if some model answers.", status.api.ready)
-        if of_keys:
-            yield from _keys(status.api.keys)
+def node_metrics(status: Status, reader: MetricsReader) -> Iterator[Metric]:
+    """Yield the metrics of one status that `reader` may see."""
+    api = status.api
+    has_key = reader is MetricsReader.API and api is not None and bool(api.keys)
+    models = status.models or ([status.model] if status.model is not None else [])
+    if not has_key:
+        yield from _node(status)
+        yield from _peers(status.peers)
+        yield from _machine(status)
+        yield from _splits(models)
+    yield from _models(models)
+    if api is not None:
+        yield gauge("meshd_api_ready", "1 if some model answers.", api.ready)
+        if reader is MetricsReader.OPERATOR:
+            yield from _keys(api.keys)
 
 
 def _node(status: Status) -> Iterator[Metric]:
@@ -118,20 +124,24 @@ def _models(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     sent = {model.name: model.weights_network_bytes for model in models}
     yield gauge("meshd_model_sent_weights_bytes", "Weights sent with its last load.", sent, "model")
 
-    # its split
-    parts = {(model.name, part.node, part.device): part for model in models for part in model.split}
-    labels = ("model", "node", "device")
-    layers = {key: part.layers for key, part in parts.items()}
-    yield gauge("meshd_model_layers", "Layers on a device.", layers, *labels)
-    weights = {key: part.bytes for key, part in parts.items()}
-    yield gauge("meshd_model_weights_bytes", "Weights on a device.", weights, *labels)
-
     # its drafts
     drafts = {model.name: model.speculation for model in models if model.speculation is not None}
     drafted = {key: draft.drafted for key, draft in drafts.items()}
     yield counter("meshd_model_drafted_tokens", "Drafted since the load.", drafted, "model")
     accepted = {key: draft.accepted for key, draft in drafts.items()}
     yield counter("meshd_model_accepted_tokens", "Drafted tokens that were accepted.", accepted, "model")
+
+
+def _splits(models: Sequence[ModelStatus]) -> Iterator[Metric]:
+    """Yield which member has what of a model."""
+    if not models:
+        return
+    parts = {(model.name, part.node, part.device): part for model in models for part in model.split}
+    labels = ("model", "node", "device")
+    layers = {key: part.layers for key, part in parts.items()}
+    yield gauge("meshd_model_layers", "Layers on a device.", layers, *labels)
+    weights = {key: part.bytes for key, part in parts.items()}
+    yield gauge("meshd_model_weights_bytes", "Weights on a device.", weights, *labels)
 
 
 def _keys(keys: Sequence[KeyStatus]) -> Iterator[Metric]:

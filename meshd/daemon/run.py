@@ -20,7 +20,7 @@ from meshd.admin.server import AdminServer
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import ended, watch_loop
-from meshd.base.metrics_port import MetricsPort, listen_for_scrapers
+from meshd.base.metrics_port import MetricsPort, MetricsReader, listen_for_scrapers
 from meshd.base.processes import keep_freed_memory, raise_limit, return_freed_memory
 from meshd.base.service_manager import service_manager
 from meshd.base.tasks import Owner, first_error
@@ -144,7 +144,7 @@ def _settle() -> None:
 
 async def _for_scrapers(sock: socket.socket, control: DaemonControl) -> None:
     """Serve metrics on `sock`, until cancelled."""
-    port = MetricsPort(sock, partial(control.exposition, of_keys=True))
+    port = MetricsPort(sock, partial(control.exposition, MetricsReader.MACHINE))
     LOG.info("metrics_listening", url=port.url)
     await port.serve()
 
@@ -408,7 +408,7 @@ class Daemon:
                     work.start(self._play(is_open), name=self._role)
                     if make_gateway is not None:
                         gateway = self._gateway = await _made(make_gateway)
-                        gateway.shows(partial(control.exposition, of_keys=False))
+                        gateway.shows(partial(control.exposition, MetricsReader.API))
                         work.start(gateway.serve(), name="gateway")
                         await gateway.started.wait()
                         is_open.set()

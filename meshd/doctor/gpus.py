@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import MeshdError
+from meshd.base.files import is_container
 from meshd.build.machine import CUDA_EXTRA, CUDA_IN_PACKAGE, GPU_PAGE, WSL_NODE, nvidia_nodes, packaged_as
 from meshd.build.wheel import read_wheel
 from meshd.devices.devices import LIST_SECONDS
@@ -29,8 +30,6 @@ _DISPLAY = "0x03"  # classes of PCI devices
 _HIDING = ("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _ICD_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 _ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/share/vulkan/icd.d", "usr/local/share/vulkan/icd.d")
-_CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
-_CONTAINER_KIND = "run/systemd/container"  # systemd writes it, in LXC and nspawn, for example
 _MODULE_VERSION = "sys/module/nvidia/version"
 _ASK_CUDA = """
 import ctypes
@@ -112,15 +111,9 @@ def look_around(root: Path = Path("/"), cuda: CudaDriver | None = None) -> GpuFa
         cuda=cuda,
         icds=icds,
         variables=named,
-        in_container=_is_container(root),
+        in_container=is_container(root),
         package=packaged_as(),
     )
-
-
-def _is_container(root: Path) -> bool:
-    if "KUBERNETES_SERVICE_HOST" in os.environ or any((root / mark).exists() for mark in _CONTAINER_MARKS):
-        return True
-    return _read(root / _CONTAINER_KIND) not in ("", "wsl")
 
 
 def _read(path: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
+from meshd.base.files import others_may_use
 from meshd.base.home_folder import expanded
 from meshd.base.hosts import is_loopback
 from meshd.config.load import load, unknown_variables
@@ -88,4 +89,4 @@ def _open_mode(file: Path) -> str:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError:
         return ""
-    return f"{mode:04o}" if mode & 0o077 else ""
+    return f"{mode:04o}" if others_may_use(file, mode) else ""

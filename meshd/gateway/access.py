@@ -31,7 +31,7 @@ from typing import Self
 from multidict import CIMultiDictProxy
 
 from meshd.base.errors import UserError
-from meshd.base.files import open_regular
+from meshd.base.files import ROOT, open_regular, others_may_use
 from meshd.base.hosts import is_loopback
 from meshd.base.socket_owners import port_holder
 from meshd.base.sockets import listen_at
@@ -324,23 +324,22 @@ def _parsed_line(words: list[str], *, where: str, nth: int) -> ApiKey:
 
 
 MAX_KEY_FILE_BYTES = 1 << 20
-SECRETS = Path("/run/secrets")  # of a container, which nobody else can enter: files there have any mode
 
 
-def load_keys(path: Path) -> tuple[ApiKey, ...]:
+def load_keys(path: Path, root: Path = ROOT) -> tuple[ApiKey, ...]:
     """Read API keys, with names and limits: see `parse_keys`.
 
-    The file must be a plain file that only its owner can read (0600) and that belongs to this user or
-    root. Raises UserError, which never repeats a key.
+    The file must be a plain file that only its owner can read (0600; any mode for a secret of a container)
+    and that belongs to this user or root. Raises UserError, which never repeats a key.
     """
-    keys = parse_keys(_read_private(path), label=str(path))
+    keys = parse_keys(_read_private(path, root), label=str(path))
     if not keys:
         hint = f"put one key on each line, for example: `openssl rand -hex 24 > {path}`"
         raise UserError(f"the key file `{path}` contains no key", hint=hint)
     return keys
 
 
-def _read_private(path: Path) -> str:
+def _read_private(path: Path, root: Path) -> str:
     file, text = f"the key file `{path}`", "name a text file with one key per line"
     try:
         descriptor = open_regular(path)
@@ -349,7 +348,7 @@ def _read_private(path: Path) -> str:
         raise UserError(f"cannot read {file}: {_reason(error)}", hint=hint) from error
     with os.fdopen(descriptor, "rb") as opened:
         found = os.fstat(descriptor)
-        if found.st_mode & 0o077 and SECRETS not in path.resolve().parents:
+        if others_may_use(path, found.st_mode, root):
             mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
             raise UserError(f"{file} is accessible to others ({mode})", hint=f"run `chmod 600 {path}`")
         if found.st_uid not in (os.geteuid(), 0):

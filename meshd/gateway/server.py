@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
@@ -322,7 +322,8 @@ class Gateway:
         route = ROUTES.get(path)
         if path == METRICS_PATH and "model" not in request.query and member_of(request) is None:
             _demand_method(method, "GET")
-            text = await self._exposition()
+            with self._accounts.request(key) if self._api.keys else nullcontext():
+                text = await self._exposition()
             return web.Response(body=text.encode(), headers={**extra, "Content-Type": METRICS_TYPE})
         if route is None and self._own.answers(path):
             _demand_method(method, "GET")

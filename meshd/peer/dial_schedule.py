@@ -1,9 +1,10 @@
 """Plan which dial starts when, and tell a peer whose process has ended from a silent path. Pure.
 
 Everything that may work is raced, nothing waits for a failure. While there is no link, all transports
-(link/transport.py) are tried, each with its own back-off. With a link, those are tried that could bring a
-better one (path_selection.py), more patiently, and a relay, to stand by behind a path that a router may end.
-Any change (of addresses, the peer's record, the NAT) restarts all attempts.
+(link/transport.py) are tried, each with its own back-off; a peer that is gone for long, every few minutes.
+With a link, those are tried that could bring a better one (path_selection.py), more patiently, and a relay,
+to stand by behind a path that a router may end. Any change (of addresses, the peer's record, the NAT)
+restarts all attempts.
 
 `Departure` decides whether a peer's process has ended. When a process dies, for any reason, its kernel closes
 its TCP connections, and then refuses new ones at the port where it listened. A machine or a path that fails
@@ -22,6 +23,10 @@ from meshd.link.interface import TRANSPORTS, DialFailure, LinkKind, Rank, Transp
 from meshd.peer.path_selection import fragile, rank_of
 
 RETRY = Backoff(first=0.2, factor=1.8, most=15.0)
+# The same for a peer without a link for AWAY_SECONDS: most likely it is switched off, and will dial us, or be
+# heard of, when it is back. Only a path between two running nodes that works again without a sign waits.
+RETRY_AWAY = Backoff(first=0.2, factor=1.8, most=180.0)
+AWAY_SECONDS = 600.0
 # A peer that refuses will most likely refuse again: a ban, a full node, another version.
 RETRY_REFUSED = Backoff(first=5.0, factor=2.0, most=120.0)
 # From relayed to direct: a path that becomes possible is to be used within a minute, including an attempt's
@@ -141,6 +146,7 @@ class DialSchedule:
     transports: tuple[Transport, ...]
     _states: list[_DialState] = field(init=False)
     _linked_at: float | None = None
+    _apart_since: float | None = None  # when there was last a link, or the first plan
     _refusals: int = 0
     _held_until: float = 0.0
 
@@ -152,10 +158,18 @@ class DialSchedule:
         """True while an attempt is running."""
         return any(state.running for state in self._states)
 
+    def is_away(self, now: float) -> bool:
+        """Say whether the peer has been gone so long that it is dialled only now and then."""
+        return self._apart_since is not None and now - self._apart_since >= AWAY_SECONDS
+
     def plan(self, facts: Facts, now: float) -> DialPlan:
         """Return which dials to start and drop now, and when to plan again."""
         # The end of a link that lived resets the back-off; a short-lived one keeps it.
         linked = any(link.lively for link in facts.present)
+        if linked:
+            self._apart_since = None
+        elif self._apart_since is None:
+            self._apart_since = now
         if not linked and self._linked_at is not None:
             if now - self._linked_at >= SHORT_LIFE:
                 for state in self._states:
@@ -169,6 +183,8 @@ class DialSchedule:
         for index, (transport, state) in enumerate(zip(self.transports, self._states, strict=True)):
             traits = TRANSPORTS[transport]
             rule = wish(transport, facts, self.transports) if facts.possible else None
+            if rule is RETRY and self.is_away(now):
+                rule = RETRY_AWAY
             wanted = rule is not None or state.again
             if not wanted:
                 state.wanted_since = None

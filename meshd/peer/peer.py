@@ -171,18 +171,18 @@ class Peer:
             self._wake.set()
 
     def poke(self, *, although_connected: bool = False) -> None:
-        """Dial now: something changed (a record, a NAT; `although_connected`: our addresses, or we slept).
+        """Dial now: something changed (a record, a NAT). Back-offs are forgotten.
 
-        Back-offs are forgotten; with `although_connected`, existing links are tested and dialled again as
-        well.
+        `although_connected`: our addresses changed, or we slept; links are tested, and dialled again.
         """
         self._schedule.changed(self._dial_facts(), again=although_connected)
         self._is_test_due = self._is_test_due or although_connected
         self._wake.set()
 
-    def dial_for_news(self) -> None:
-        """Dial now, as others reported something new of the peer, unless they do so too often."""
-        if self._rates.retries.spend(self.id, self._node.now()):
+    def dial_for_news(self, *, if_away: bool = False) -> None:
+        """Dial now, as there is news of the peer, or (`if_away`) it is needed; but not too often."""
+        now = self._node.now()
+        if (not if_away or self._schedule.is_away(now)) and self._rates.retries.spend(self.id, now):
             self.poke()
         self._wake.set()  # there may be something to dial for the first time
 

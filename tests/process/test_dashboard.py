@@ -13,6 +13,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from meshd.admin.status import HealthWarning
 from meshd.base.metrics import exposition
+from meshd.base.metrics_port import MetricsReader
 from meshd.daemon.metrics import node_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -48,7 +49,7 @@ async def every_metric() -> dict[str, set[str]]:
         status = replace(
             full_status(), warnings=(HealthWarning(code="a", severity="info", what="", hint=""),)
         )
-        text = exposition(node_metrics(status, of_keys=True), here.gateway.collect())
+        text = exposition(node_metrics(status, MetricsReader.OPERATOR), here.gateway.collect())
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

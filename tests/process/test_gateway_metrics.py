@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import aiohttp
 from meshd.base.peer_limits import API_MODELS_MEASURED
-from meshd.gateway.interface import ApiKey, GatewayConfig
+from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.gateway_fake import (
@@ -123,6 +123,16 @@ async def test_metrics_need_a_key_where_the_api_does() -> None:
             assert foreign.status == 403
     assert found["meshd_requests_total"]["/metrics", "401"] == 1
     assert not any("key" in name for name in found), "a key tells nothing of another one's use"
+
+
+async def test_metrics_count_against_the_quota_of_their_key() -> None:
+    limited = ApiKey("s" * 40, "anna", KeyLimits(requests_per_minute=2))
+    async with world(says(200, {}), config=GatewayConfig(port=0, api_keys=(limited, KEY))) as here:
+        statuses = []
+        for secret in (limited.secret, limited.secret, limited.secret, KEY.secret):
+            async with here.http.get(f"{here.url}/metrics", headers={"x-api-key": secret}) as reply:
+                statuses.append(reply.status)
+        assert statuses == [200, 200, 429, 200]
 
 
 async def test_with_a_model_they_are_llama_servers_as_they_are_for_members() -> None:

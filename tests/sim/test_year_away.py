@@ -7,7 +7,7 @@ from ipaddress import ip_network
 import pytest
 from meshd.identity.revocation import MAX_BANS, ban
 from meshd.link.interface import LinkKind
-from meshd.peer.dial_schedule import RETRY
+from meshd.peer.dial_schedule import AWAY_SECONDS, RETRY_AWAY
 from meshd.peer.interface import PeerState
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Here, dialable
@@ -121,10 +121,12 @@ async def test_without_any_way_it_waits_until_an_address_is_named(how: str) -> N
         newcomer = await a_year_passes(world, nodes, stay=0)
         away, friend = nodes[0], nodes[2]
         wakes_up(world, away)
+        await asyncio.sleep(2 * AWAY_SECONDS)
+        dials = away.dialer.dials
         await asyncio.sleep(ALONE_SECONDS)
         assert {status.state for status in away.mesh.peers()} <= {PeerState.KNOWN, PeerState.CONNECTING}
-        each = ALONE_SECONDS / away.dialer.dials * FRIENDS
-        assert 0.5 * RETRY.most < each < 2 * RETRY.most, "it tries on, at the pace of an idle node"
+        each = ALONE_SECONDS / (away.dialer.dials - dials) * FRIENDS
+        assert 0.5 * RETRY_AWAY.most < each < 2 * RETRY_AWAY.most, "it tries on, at the pace of an idle node"
         if how == "invite":
             await away.stop()
             away.reborn()

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from meshd.base.files import RotatedFile, replace_file
+from meshd.base.files import RotatedFile, is_container, others_may_use, replace_file
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -111,3 +111,46 @@ def test_what_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path: Pa
     with pytest.raises(OSError):
         replace_file(path, b"new")
     assert list(tmp_path.iterdir()) == [path]
+
+
+MOUNT = "31 1 0:26 / {place} rw,nosuid - {kind} none rw"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "trusted"),
+    [
+        ([], False),
+        ([("/run", "tmpfs")], False),  # as on every host
+        ([("/run", "tmpfs"), ("/run/secrets", "ramfs")], True),
+        ([("/run/secrets", "tmpfs")], True),
+        ([("/run/secrets/keys", "tmpfs")], True),
+        ([("/run/secrets", "ext4")], False),
+        ([("/run/secrets", "tmpfs"), ("/run/secrets/keys", "nfs4")], False),
+        ([("/run/secrets-of-others", "tmpfs")], False),
+    ],
+)
+def test_on_a_host_a_secret_of_any_mode_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: list[tuple[str, str]], trusted: bool
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    mountinfo = tmp_path / "proc/self/mountinfo"
+    mountinfo.parent.mkdir(parents=True)
+    mountinfo.write_text("".join(f"{MOUNT.format(place=place, kind=kind)}\n" for place, kind in mounts))
+    assert not is_container(tmp_path)
+    assert others_may_use(tmp_path / "run/secrets/keys", 0o444, tmp_path) is not trusted
+    assert others_may_use(tmp_path / "run/keys", 0o444, tmp_path)
+    assert not others_may_use(tmp_path / "run/keys", 0o400, tmp_path)
+
+
+@pytest.mark.parametrize("mark", [".dockerenv", "run/.containerenv", "run/systemd/container", "kubernetes"])
+def test_in_a_container_a_secret_has_any_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if mark == "kubernetes":
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    else:
+        (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / mark).write_text("lxc\n")
+    assert not others_may_use(tmp_path / "run/secrets/keys", 0o444, tmp_path)
+    assert others_may_use(tmp_path / "keys", 0o444, tmp_path)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.admin.status import HealthWarning, PeerView, Status
 from meshd.base.metrics import MOST_LABEL_LETTERS, exposition
+from meshd.base.metrics_port import MetricsReader
 from meshd.daemon.metrics import MOST_PEERS, node_metrics
 from meshd.model.status import LentState, ModelState
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,10 +15,10 @@ from tests.unit.admin.fake import LINK, MODEL, PEER, full_status
 Values = dict[str, dict[tuple[str, ...], float]]
 
 
-def shown(status: Status, *, of_keys: bool = True) -> Values:
+def shown(status: Status, reader: MetricsReader = MetricsReader.OPERATOR) -> Values:
     """Return the node's metrics, each by the values of its labels in the order of their names."""
     found: Values = {}
-    for family in text_string_to_metric_families(exposition(node_metrics(status, of_keys=of_keys))):
+    for family in text_string_to_metric_families(exposition(node_metrics(status, reader))):
         for sample in family.samples:
             if sample.name.startswith("process_"):
                 continue
@@ -79,7 +80,22 @@ def test_the_use_of_keys_is_for_the_operator() -> None:
     found = shown(full_status())
     assert found["meshd_key_answers_total"]["anna",] == 3 and found["meshd_key_requests"]["anna",] == 1
     assert found["meshd_key_prompt_tokens_total"]["anna",] == 120
-    assert not any("key" in name for name in shown(full_status(), of_keys=False))
+    for reader in (MetricsReader.MACHINE, MetricsReader.API):
+        assert not any("key" in name for name in shown(full_status(), reader))
+
+
+def test_a_key_shows_the_models_of_the_api_and_no_member() -> None:
+    status = full_status()
+    assert status.api is not None and status.api.keys
+    of_all = exposition(node_metrics(status, MetricsReader.MACHINE))
+    with_key = exposition(node_metrics(status, MetricsReader.API))
+    for name in ("garage", "desk", "q" * 10):
+        assert name in of_all and name not in with_key
+    assert {"meshd_api_ready", "meshd_model_state", "meshd_model_slots"} <= shown(
+        status, MetricsReader.API
+    ).keys()
+    without_keys = replace(status, api=replace(status.api, keys=()))
+    assert shown(without_keys, MetricsReader.API) == shown(status, MetricsReader.MACHINE)
 
 
 def _peer(number: int, state: str) -> PeerView:
@@ -92,7 +108,7 @@ def test_of_many_peers_with_hostile_names_only_some_are_shown() -> None:
     away = tuple(_peer(number, "lost") for number in range(900))
     here = tuple(_peer(number, "connected") for number in range(900, 900 + MOST_PEERS - 1))
     status = replace(full_status(), peers=(*away, *here))
-    text = exposition(node_metrics(status, of_keys=True))
+    text = exposition(node_metrics(status, MetricsReader.OPERATOR))
     assert len(text) < 150_000
     found = shown(status)
     assert found["meshd_peers"]["lost",] == 900 and found["meshd_peers"]["connected",] == MOST_PEERS - 1

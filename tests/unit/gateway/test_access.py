@@ -435,19 +435,21 @@ def test_keys_are_read_line_by_line(tmp_path: Path) -> None:
     assert [key.name for key in keys] == ["key-1", "key-2", "key-3"]
 
 
-def test_a_secret_of_a_container_may_have_any_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    secret, elsewhere = tmp_path / "secrets/api-keys", tmp_path / "api-keys"
-    secret.parent.mkdir()
+def test_a_secret_of_a_container_may_have_any_mode(tmp_path: Path) -> None:
+    secret, elsewhere = tmp_path / "run/secrets/api-keys", tmp_path / "api-keys"
+    secret.parent.mkdir(parents=True)
     for path in (secret, elsewhere):
         path.write_text("sk-0123456789abcdef")
         path.chmod(0o444)
-    monkeypatch.setattr(access, "SECRETS", tmp_path / "secrets")
-    assert [key.secret for key in load_keys(secret)] == ["sk-0123456789abcdef"]
-    with pytest.raises(UserError, match="accessible to others"):
-        load_keys(elsewhere)
-    (tmp_path / "secrets/link").symlink_to(elsewhere)
-    with pytest.raises(UserError):
-        load_keys(tmp_path / "secrets/link")
+    (tmp_path / "run/secrets/link").symlink_to(elsewhere)
+    for path in (secret, elsewhere):
+        with pytest.raises(UserError, match="accessible to others"):
+            load_keys(path, tmp_path)
+    (tmp_path / ".dockerenv").touch()
+    assert [key.secret for key in load_keys(secret, tmp_path)] == ["sk-0123456789abcdef"]
+    for path in (elsewhere, tmp_path / "run/secrets/link"):
+        with pytest.raises(UserError, match="accessible to others"):
+            load_keys(path, tmp_path)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o644, 0o777])
