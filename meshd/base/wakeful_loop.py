@@ -6,7 +6,6 @@ each other evenly, so the loop learns how long after each message the next one c
 before, and polls from then on (docs/decisions/0066). `native/mesh/rhythm.h` does the same in its processes.
 """
 
-import asyncio
 import contextlib
 import math
 import resource
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
+from meshd.base.name_lookups import LookupLoop
 from meshd.base.resource_limits import usable_processors
 
 LEAST_PROCESSORS = 4
@@ -261,7 +261,7 @@ class WakefulSelector(selectors.DefaultSelector):
         select.select([self.fileno()], [], [], seconds)
 
 
-class WakefulLoop(asyncio.SelectorEventLoop):
+class WakefulLoop(LookupLoop):
     """An event loop for asyncio.Runner(loop_factory=...)."""
 
     def __init__(self, waiting: Waiting | None = None) -> None:

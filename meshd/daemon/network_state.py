@@ -11,6 +11,7 @@ from meshd.admin.api import NetcheckReply
 from meshd.admin.snapshot import NOT_ASKED, mapped, netcheck_reply
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import kept_up
+from meshd.base.name_lookups import LookupLoop
 from meshd.base.tasks import Owner
 from meshd.config.tree import Config
 from meshd.identity.invite import parse_relay_url
@@ -155,7 +156,8 @@ def servers_of(config: Config) -> Servers:
 
 def check_alone(config: Config, servers: Servers) -> NetcheckReply:
     """Check the network, which takes some seconds."""
-    return asyncio.run(_check(config, servers))
+    with asyncio.Runner(loop_factory=LookupLoop) as runner:
+        return runner.run(_check(config, servers))
 
 
 async def _check(config: Config, servers: Servers) -> NetcheckReply:

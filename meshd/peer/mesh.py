@@ -478,10 +478,10 @@ class PeerMesh:
         if record.peer != peer:
             raise RemoteProtocolError("a greeting contains another node's record", code="record")
         self.table.rates.link_made(info)
-        others = [known for known in self.table.values() if known.id != peer]
-        if not any(known.linked for known in others):  # this node was alone: its network may be back
-            for known in others:
-                known.dial_for_news(if_away=True)
+        others = [other for other in self.table.values() if other.id != peer]
+        if not any(other.linked for other in others):  # this node was alone: its network may be back
+            for other in others:
+                other.dial_for_news(if_away=True)
         if self._book.add(record, from_itself=True):
             self._node.changed()
             if record.has_left:
