@@ -24,7 +24,7 @@ from meshd.cli.options import Arguments, Parser, split_rest
 from meshd.cli.output import Output
 from meshd.cli.roles import Client, RoleVerb, Serve, Worker
 from meshd.cli.upgrade import installation
-from meshd.config.load import LoadedConfig, load, with_kept_name
+from meshd.config.load import LoadedConfig, current_directory, load, with_kept_name
 from meshd.config.setting import plain
 from meshd.config.tree import Paths, find_cache, home_here, host_name
 from meshd.service.control import ServiceState, find_control
@@ -59,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: Arguments, out: Output) -> int:
     """Write the report, whatever of this node works."""
-    if not _is_somewhere():
-        raise UserError("the current directory is gone", hint="change to another one: `cd`")
+    current_directory()  # else the file would have no place
     home, now = home_here(), time.time()
     given = _given(home)
     file = expanded(args.output) if args.output else Path(_default_name(given, now))
@@ -76,13 +75,6 @@ def run(args: Arguments, out: Output) -> int:
         out.note(sentence)
     out.note("nothing was sent: read the file, then attach it where you ask for help")
     return 0
-
-
-def _is_somewhere() -> bool:
-    try:
-        return bool(Path.cwd())
-    except OSError:
-        return False
 
 
 # -- settings

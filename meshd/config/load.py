@@ -355,6 +355,14 @@ def _build(values: Mapping[str, Mapping[str, object]], environ: Mapping[str, str
     )
 
 
+def current_directory() -> Path:
+    """Return the directory from which relative paths count. Raises UserError if it was removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        raise UserError("the current directory is gone", hint="change to another one: `cd`") from None
+
+
 def _find(
     setting: Setting,
     options: Mapping[str, object],
@@ -365,7 +373,7 @@ def _find(
     role: str,
 ) -> Given | None:
     """Return what was given for a setting: by option, else by variable, else in the file."""
-    here = Path.cwd()
+    here = current_directory()
     if (raw := options.get(setting.name)) is not None:
         name = setting.option or "--"
         return Given(raw, f"option {name}", f"{name} {raw_text(setting, raw)}", here, UsageError)

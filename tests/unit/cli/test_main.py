@@ -1,6 +1,7 @@
 """The command line itself: verbs, exit codes, help, and what is not in this version."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -275,3 +276,16 @@ def test_examples_that_are_too_long_for_a_line_are_broken_before_their_explanati
         shown = Parser(prog="meshd", description=text).format_help().splitlines()
         first = shown.index("A sentence of two lines.")
         assert shown[first + 1 : first + 3 + len(examples)] == ["", "examples:", *examples]
+
+
+@pytest.mark.parametrize(
+    "argv", [["config", "show"], ["worker"], ["serve", "--model", "m.gguf"]], ids=" ".join
+)
+def test_in_a_directory_that_is_gone_it_says_so(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    refused(meshd(*argv), 1, "the current directory is gone")
