@@ -11,6 +11,8 @@ INSTALLED := $(VENV)/.installed
 ARCH ?= $(shell uname -m)
 # packages that `make wheels` compiles Vulkan with; empty: without it, as for another machine than this
 VULKAN ?= $(if $(filter $(ARCH),$(shell uname -m)),build/vulkan)
+# what `make dist` builds first; empty: the wheel has the small chat page alone, and needs no Node.js
+CHAT ?= chat
 # packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run.
 # miniupnpd-nftables is the program alone: the service that would start it is in the package miniupnpd
 PACKAGES := build-essential ca-certificates git iproute2 miniupnpd-nftables nftables python3-venv
@@ -97,7 +99,10 @@ fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/lab/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/lab/nat-grid.md
 
-dist: $(INSTALLED) ## build wheel and source archive in dist/, and try the wheel in a new venv
+chat: $(INSTALLED) ## build llama.cpp's web UI, which the gateway then serves at / (Node.js 20 or later, npm)
+	@$(BIN)/python -m wheels.chat_page
+
+dist: $(INSTALLED) $(CHAT) ## build wheel and source archive in dist/, and try the wheel in a new venv
 	rm -rf dist build/dist
 	$(BIN)/python -m hatchling build
 	$(PYTHON) -m venv build/dist
@@ -126,4 +131,4 @@ clean: ## remove generated files in this directory (the user's cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid dist wheels cuda-wheel clean
+.PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid chat dist wheels cuda-wheel clean

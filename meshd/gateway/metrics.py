@@ -10,6 +10,7 @@ from meshd.base.metrics import CollectorRegistry, Counter, FewNames, Histogram, 
 from meshd.base.peer_limits import API_MODELS_MEASURED
 
 OTHER_PATH = "other"
+PAGE_PATH = "/"  # all files of the chat page
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 

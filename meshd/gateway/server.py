@@ -1,6 +1,6 @@
 """The API of a node: it serves until cancelled, and takes each request past the guards to what answers it.
 
-Health, the lists of models and the chat page need no llama-server: see `OwnAnswers` and `PageFile`.
+Health, the lists of models and the pages need no llama-server: see `OwnAnswers` and `pages.py`.
 """
 
 import asyncio
@@ -10,10 +10,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -55,8 +54,17 @@ from meshd.gateway.dialects.ollama import VERSION, ListedModel, running, shown, 
 from meshd.gateway.events import CLIENT_GONE
 from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import GatewayStatus, MemberCaller, Models, NamedModel, Upstream
-from meshd.gateway.metrics import OTHER_PATH
-from meshd.gateway.paths import METRICS_PATH, ROUTES, SHOW_PATH, Route, error_dialect, unknown_path
+from meshd.gateway.metrics import OTHER_PATH, PAGE_PATH
+from meshd.gateway.pages import Page, load_page
+from meshd.gateway.paths import (
+    EMPTY_PATHS,
+    METRICS_PATH,
+    ROUTES,
+    SHOW_PATH,
+    Route,
+    error_dialect,
+    unknown_path,
+)
 from meshd.gateway.request import (
     Bodies,
     PlainModel,
@@ -89,6 +97,7 @@ MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
 TAGS_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/ps", "/api/version"
 _OWN_PATHS = MODELS_PATHS | {TAGS_PATH, RUNNING_PATH, VERSION_PATH}
+_KNOWN_PATHS = frozenset({*ROUTES, *EMPTY_PATHS, *HEALTH_PATHS, *_OWN_PATHS})
 _STATUSES = frozenset({*map(int, HTTPStatus), CLIENT_GONE})
 
 Headers = Mapping[str, str]
@@ -110,10 +119,12 @@ class Gateway:
         wall: Callable[[], float],
         log: AnswerLog | None = None,
         tracing: "Tracing | None" = None,
+        page: Page | None = None,
     ) -> None:
         """Take the API's port, which `serve` closes, the models, and the `log` of answers.
 
         `wall` gives unix seconds, for the log and for daily quotas. `tracing` None: requests have no traces.
+        `page` None: the one that is installed.
         """
         config = api.config
         self._api = api
@@ -126,7 +137,7 @@ class Gateway:
         self._answers = AnswerContext(config, on_demand=models.on_demand)
         self._exposition: Exposition = self._own_metrics
         self._own = OwnAnswers(models)
-        self._page = load_page()
+        self._page = load_page() if page is None else page
         # requests wait for a model that is about to be ready
         self._holds = config.continue_seconds > 0 and not config.fails_over
         # how much a caller may use
@@ -266,7 +277,7 @@ class Gateway:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, and count it."""
-        metrics, path = self._answers.metrics, _path_label(request.path)
+        metrics, path = self._answers.metrics, self._path_label(request.path)
         record = request[RECORD] = RequestRecord(asyncio.get_running_loop().time())
         status = int(HTTPStatus.INTERNAL_SERVER_ERROR)  # if it ends by a bug
         try:
@@ -282,6 +293,14 @@ class Gateway:
             metrics.request_seconds.labels(path).observe(seconds)
             if self._tracing is not None and record.trace is not None:
                 self._tracing.end(record.trace, status)
+
+    def _path_label(self, path: str) -> str:
+        """Return a path that the API has, as a label of metrics: others would be without number."""
+        if path.startswith(MODEL_PREFIX):
+            return f"{MODEL_PREFIX}NAME"
+        if path in self._page:
+            return PAGE_PATH
+        return path if path in _KNOWN_PATHS else OTHER_PATH
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; write every refusal in its dialect."""
@@ -314,7 +333,7 @@ class Gateway:
             if not self._api.keys:
                 self._check_key(request)  # lets the connection stay
             if page_file is not None:
-                return page_file.response(extra)
+                return await page_file.response(request.headers, extra)
             return self._own.health(request.query.get("model", ""), extra)
 
         # 2. With a key: what is known of the models here, metrics, or one of the paths that are passed on.
@@ -328,6 +347,10 @@ class Gateway:
         if route is None and self._own.answers(path):
             _demand_method(method, "GET")
             return web.json_response(self._own.about(path), headers=extra)
+        if (wanted := EMPTY_PATHS.get(path)) is not None:
+            _demand_method(method, wanted)
+            async with self._bodies.read(request, key):
+                return web.json_response([], headers=extra)
         if route is None:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
         _demand_method(method, route.method)
@@ -495,14 +518,6 @@ class Gateway:
         return web.Response(body=joined, headers={"Content-Type": JSON_TYPE, **answer.headers})
 
 
-def _path_label(path: str) -> str:
-    """Return a path that the API has, as a label of metrics: others would be without number."""
-    if path.startswith(MODEL_PREFIX):
-        return f"{MODEL_PREFIX}NAME"
-    is_known = path in ROUTES or path in _PAGE_FILES or path in HEALTH_PATHS or path in _OWN_PATHS
-    return path if is_known else OTHER_PATH
-
-
 def _status_label(status: int) -> str:
     """Return a status code as a label of metrics; another node may answer with any number."""
     return str(status) if status in _STATUSES else "other"
@@ -650,48 +665,4 @@ def model_object(name: str, facts: ServedFacts) -> dict[str, object]:
         **dict.fromkeys(contexts, facts.context),
         "capabilities": list(facts.capabilities),
         "meta": {field: value for field, value in meta.items() if value},
-    }
-
-
-_PAGE_FOLDER = Path(__file__).parent / "page"
-_PAGE_FILES = {
-    "/": ("index.html", "text/html"),
-    "/chat.js": ("chat.js", "text/javascript"),
-    "/chat.css": ("chat.css", "text/css"),
-}
-
-# Its own two files and the API, and no other page around it: a text of a model that became HTML by mistake
-# could neither run a script nor send anything away.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_PAGE_HEADERS = {
-    "Content-Security-Policy": _PAGE_POLICY,
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # the files of the version that runs
-}
-
-
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    """One file of the chat page. The page needs no key, but its requests to the API do."""
-
-    content_type: str
-    body: bytes
-
-    def response(self, extra: Mapping[str, str]) -> web.Response:
-        """Return the whole file; aiohttp omits the body for a HEAD request."""
-        return web.Response(
-            body=self.body,
-            content_type=self.content_type,
-            charset="utf-8",
-            headers={**_PAGE_HEADERS, **extra},
-        )
-
-
-def load_page() -> Mapping[str, PageFile]:
-    """Read the files, by path."""
-    return {
-        path: PageFile(kind, (_PAGE_FOLDER / name).read_bytes()) for path, (name, kind) in _PAGE_FILES.items()
     }

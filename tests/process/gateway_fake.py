@@ -22,6 +22,7 @@ from meshd.base.sockets import connect_unix
 from meshd.base.tasks import Owner
 from meshd.gateway.access import ApiPort
 from meshd.gateway.interface import AnswerTimings, ComputedTime, GatewayConfig, Models, ModelWish, Readiness
+from meshd.gateway.pages import Page, small_page
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
 from meshd.model.device_sampling import DeviceSampling
@@ -291,9 +292,10 @@ async def listening(server: FakeServer, socket_path: Path) -> AsyncIterator[None
             os.unlink(socket_path)  # noqa: PTH108 - one call of the kernel, not worth a thread
 
 
-async def gateway_of(config: GatewayConfig, models: Models) -> Gateway:
-    """A gateway whose port is bound."""
-    return Gateway(await ApiPort.claim(config), models, wall=time.time)
+async def gateway_of(config: GatewayConfig, models: Models, page: Page | None = None) -> Gateway:
+    """A gateway whose port is bound; its page is the small one, whatever was built, unless one is given."""
+    page = small_page() if page is None else page
+    return Gateway(await ApiPort.claim(config), models, wall=time.time, page=page)
 
 
 @contextlib.asynccontextmanager
@@ -420,13 +422,17 @@ async def many_world(
 
 @contextlib.asynccontextmanager
 async def world(
-    answer: Answer, *, config: GatewayConfig | None = None, seconds: float = DEADLINE
+    answer: Answer,
+    *,
+    config: GatewayConfig | None = None,
+    seconds: float = DEADLINE,
+    page: Page | None = None,
 ) -> AsyncIterator[World]:
     """Fake, gateway and client; all gone and nothing leaked when the block is left."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         path = Path(folder) / "s"
         server, upstream = FakeServer(answer), FakeUpstream(path)
-        gateway = await gateway_of(config or GatewayConfig(port=0), OneModel(upstream))
+        gateway = await gateway_of(config or GatewayConfig(port=0), OneModel(upstream), page)
         async with asyncio.timeout(seconds), listening(server, path), serving(gateway):
             async with aiohttp.ClientSession() as http:
                 yield World(gateway, upstream, server, http)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from meshd.gateway.server import load_page
+from meshd.gateway.pages import small_page
 
 from tests.process.gateway_fake import DONE, FakeServer, begin_stream, chunk, die, event, last_chunk, world
 
@@ -49,7 +49,7 @@ READ = """
 def run(code: str, given: object) -> Any:
     """Return what `code` returns after the script of the page was loaded."""
     assert NODE is not None
-    script = load_page()["/chat.js"].body.decode()
+    script = small_page()["/chat.js"].place.read_text("utf-8")
     call = f"(async (given) => {{ {READ} {code} }})({json.dumps(given)})"
     done = subprocess.run(
         [NODE, "-"],

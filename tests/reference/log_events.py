@@ -59,6 +59,7 @@ EVENTS: Mapping[str, str] = {
     "build_chosen": "of several builds of llama.cpp, the one that is used",
     "build_tried": "devices of a build are tried and timed, once",
     "capacity_not_told": "a member's question got no reply",
+    "chat_page_unreadable": "the built chat page is damaged, so the small one is served: reinstall meshd",
     "child_does_not_end": "processes of a child's group survive SIGKILL",
     "child_ended": "a child process exited by itself and without an error, and is not restarted",
     "child_failed": "a child process exited unexpectedly; it is not restarted",

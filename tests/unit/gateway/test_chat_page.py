@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from meshd.gateway import server
-from meshd.gateway.server import load_page
+from meshd.gateway import pages
+from meshd.gateway.pages import small_page
 
-PAGE = load_page()
-HTML, SCRIPT, STYLE = (PAGE[path].body.decode() for path in ("/", "/chat.js", "/chat.css"))
+PAGE = small_page()
+HTML, SCRIPT, STYLE = (PAGE[path].place.read_text("utf-8") for path in ("/", "/chat.js", "/chat.css"))
 
 # What turns a string into markup, code or a request, and what outlives the tab.
 FORBIDDEN_IN_SCRIPT = re.compile(
@@ -63,13 +63,13 @@ def faults(page: str) -> list[str]:
 
 def test_it_is_three_files_and_nothing_else_lies_beside_them() -> None:
     assert set(PAGE) == {"/", "/chat.js", "/chat.css"}
-    folder = Path(server.__file__).parent / "page"
+    folder = Path(pages.__file__).parent / "page"
     assert {path.name for path in folder.iterdir()} == {"index.html", "chat.js", "chat.css"}
 
 
 @pytest.mark.parametrize("path", sorted(PAGE))
 def test_each_is_as_short_as_a_module_may_be(path: str) -> None:
-    assert len(PAGE[path].body.splitlines()) <= 350
+    assert len(PAGE[path].place.read_bytes().splitlines()) <= 350
 
 
 def test_the_page_has_no_script_style_or_address_in_it_but_its_own_files() -> None:

@@ -1,0 +1,130 @@
+"""The page at `/`: llama.cpp's web UI if it was built, else a small one of our own; and their headers.
+
+`wheels/chat_page.py` builds the UI into the folder `chat` beside this module: compressed files, and an index
+of them. Nothing outside the index is served, no path of a request becomes a path of a file, and a file is
+read when somebody asks for it, so that a node without a browser holds none of them.
+
+No page may be framed, send a form, or load anything from another host. A text of a model that became HTML
+by mistake could neither run a script nor send anything away.
+"""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from meshd.base.log import get
+from meshd.base.tasks import in_thread
+
+CHAT_FOLDER = Path(__file__).parent / "chat"
+INDEX_NAME = "index.json"
+_SMALL_FOLDER = Path(__file__).parent / "page"
+_SMALL_FILES = {
+    "/": ("index.html", "text/html"),
+    "/chat.js": ("chat.js", "text/javascript"),
+    "/chat.css": ("chat.css", "text/css"),
+}
+
+_SAME_FOR_ALL = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_SMALL_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; " + _SAME_FOR_ALL
+)
+# Formulas and diagrams set styles at their elements; pictures, sound and PDFs that the user attached are data
+# of the page, and PDFs are read by a worker made of such data. `{scripts}`: hashes of those within the HTML.
+_CHAT_POLICY = (
+    "default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+    "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self'; worker-src blob:; "
+    + _SAME_FOR_ALL
+)
+_REVALIDATED = "no-cache"  # the files of the version that runs
+_KEPT = "public, max-age=31536000, immutable"  # their names have a hash of their content
+_KEPT_BELOW = "/_app/immutable/"
+
+_log = get("gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file of a page, which needs no key; the page's requests to the API do.
+
+    `place`: where it is; compressed if `is_gzip`. `tag`: its ETag. `policy`: what the page may do.
+    """
+
+    place: Path
+    content_type: str
+    tag: str
+    policy: str
+    is_gzip: bool = False
+    is_kept: bool = False
+
+    async def response(self, asked: Mapping[str, str], extra: Mapping[str, str]) -> web.Response:
+        """Return the file for a request with the headers `asked`; aiohttp omits the body for HEAD."""
+        headers = {
+            "Content-Security-Policy": self.policy,
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": _KEPT if self.is_kept else _REVALIDATED,
+            "ETag": self.tag,
+            **({"Vary": "Accept-Encoding"} if self.is_gzip else {}),
+            **extra,
+        }
+        if self.tag in asked.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
+        body = await in_thread(self.place.read_bytes)
+        if self.is_gzip and "gzip" in asked.get("Accept-Encoding", "").lower():
+            headers["Content-Encoding"] = "gzip"
+        elif self.is_gzip:
+            body = await in_thread(gzip.decompress, body)
+        is_text = self.content_type.startswith("text/")
+        charset = "utf-8" if is_text else None
+        return web.Response(body=body, content_type=self.content_type, charset=charset, headers=headers)
+
+
+Page = Mapping[str, PageFile]
+"""The files of a page by the paths of their requests."""
+
+
+def load_page(folder: Path = CHAT_FOLDER) -> Page:
+    """Return llama.cpp's web UI if it is in `folder`, else the small page."""
+    return chat_page(folder) or small_page()
+
+
+def small_page() -> Page:
+    """Return the page that needs no build."""
+    return {path: _small_file(name, kind) for path, (name, kind) in _SMALL_FILES.items()}
+
+
+def _small_file(name: str, kind: str) -> PageFile:
+    place = _SMALL_FOLDER / name
+    return PageFile(place, kind, _tag(hashlib.sha256(place.read_bytes()).hexdigest()), _SMALL_POLICY)
+
+
+def chat_page(folder: Path) -> Page | None:
+    """Return the page that was built into `folder`; None if there is none."""
+    index = folder / INDEX_NAME
+    try:
+        read = json.loads(index.read_bytes())
+        policy = _CHAT_POLICY.format(scripts=" ".join(f"'{digest}'" for digest in read["scripts"]))
+        return {
+            path: PageFile(
+                place=folder / file["name"],
+                content_type=file["type"],
+                tag=_tag(file["sha256"]),
+                policy=policy,
+                is_gzip=file["gzip"],
+                is_kept=path.startswith(_KEPT_BELOW),
+            )
+            for path, file in read["files"].items()
+        }
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("chat_page_unreadable", path=str(index), why=repr(error))
+        return None
+
+
+def _tag(digest: str) -> str:
+    return f'"{digest[:32]}"'

@@ -1,0 +1,91 @@
+"""A real Chromium before a node, driven by playwright: what it asked for, and what it complained about.
+
+`MESHD_SCREENS=DIR` keeps pictures of the pages there.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:  # its import takes long, and each process of `pytest -n` imports all tests
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package `chromium`")
+
+# no services of its maker, whose requests would be the only packets that leave this machine
+_ARGUMENTS = (
+    *("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"),
+    *(
+        "--disable-features=OptimizationHints,MediaRouter",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ),
+)
+_PATIENCE_MS = 120_000
+
+Scheme = Literal["dark", "light"]
+
+
+@dataclass(slots=True)
+class Tab:
+    """A page, with the errors of its console and scripts, and all that it asked for."""
+
+    page: "Page"
+    errors: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def foreign(self) -> list[str]:
+        """What it asked of other origins than its own; data in the page itself has no host."""
+        own = urlsplit(self.page.url).netloc
+        return [url for url in self.asked if (host := urlsplit(url).netloc) and host != own]
+
+    def keep(self, name: str) -> None:
+        """Keep a picture, if somebody wants them."""
+        if (folder := os.environ.get("MESHD_SCREENS")) is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=f"{folder}/{name}.png")
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """A browser, which is gone when the block is left. Not for a thread with an event loop."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*_ARGUMENTS])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def tab(
+    browser: "Browser", *, scheme: Scheme = "light", size: tuple[int, int] = (1280, 800)
+) -> Iterator[Tab]:
+    """A page of a fresh profile."""
+    context = browser.new_context(
+        color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce"
+    )
+    context.set_default_timeout(_PATIENCE_MS)
+    try:
+        opened = Tab(context.new_page())
+        opened.page.on("request", lambda request: opened.asked.append(request.url))
+        opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
+
+        def heard(message: object) -> None:
+            if getattr(message, "type", "") == "error":
+                opened.errors.append(str(getattr(message, "text", "")))
+
+        opened.page.on("console", heard)
+        yield opened
+    finally:
+        context.close()

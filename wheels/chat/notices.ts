@@ -1,0 +1,57 @@
+// Writes `LICENSES.txt`: the licences of llama.cpp and of the packages whose code or fonts are in the page.
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Plugin } from 'vite';
+
+const LINE = `\n${'-'.repeat(80)}\n\n`;
+const FONTS = 'node_modules/katex';
+
+function folderOf(id: string): string | null {
+	const file = id.replace(/^\0/, '').split('?')[0];
+	const at = file.lastIndexOf('/node_modules/') + '/node_modules/'.length;
+
+	if (at < '/node_modules/'.length) return null;
+
+	const [scope, name] = file.slice(at).split('/');
+
+	return file.slice(0, at) + (scope.startsWith('@') ? `${scope}/${name}` : scope);
+}
+
+function notice(folder: string): string {
+	const about = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf-8'));
+	const file = readdirSync(folder)
+		.sort()
+		.find((name) => /^(licen[cs]e|copying)/i.test(name));
+	const text = file ? readFileSync(join(folder, file), 'utf-8').trim() : 'The package has no text of it.';
+
+	return `${about.name} ${about.version}: ${about.license}\n\n${text}\n`;
+}
+
+export function notices(): Plugin {
+	return {
+		apply: 'build',
+		generateBundle(_options, bundle) {
+			const folders = new Set<string>([FONTS]);
+
+			for (const chunk of Object.values(bundle)) {
+				if (chunk.type !== 'chunk') continue;
+
+				for (const id of Object.keys(chunk.modules)) {
+					const folder = folderOf(id);
+
+					if (folder && existsSync(join(folder, 'package.json'))) folders.add(folder);
+				}
+			}
+
+			const parts = [...folders].sort().map(notice);
+			const llama = `llama.cpp: MIT\n\n${readFileSync('LICENSE', 'utf-8').trim()}\n`;
+
+			this.emitFile({
+				fileName: 'LICENSES.txt',
+				source: [llama, ...new Set(parts)].join(LINE),
+				type: 'asset'
+			});
+		},
+		name: 'meshd:notices'
+	};
+}

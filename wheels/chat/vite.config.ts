@@ -1,0 +1,15 @@
+// In place of upstream's: no service worker, which would keep the page of an older meshd, and no manifest and
+// splash screens of an app. Files are not put into others as data, which the page's policy forbids for fonts.
+import { notices } from './notices';
+import { nerdamerPlugin } from './scripts/vite-plugin-nerdamer';
+import { sveltekit } from '@sveltejs/kit/vite';
+import tailwindcss from '@tailwindcss/vite';
+import { SvelteKitPWA } from '@vite-pwa/sveltekit';
+import { resolve } from 'path';
+import { defineConfig } from 'vite';
+
+export default defineConfig({
+	build: { assetsInlineLimit: 0, reportCompressedSize: false },
+	plugins: [tailwindcss(), sveltekit(), SvelteKitPWA({ disable: true }), nerdamerPlugin(), notices()],
+	resolve: { alias: { 'katex-fonts': resolve('node_modules/katex/dist/fonts') } }
+});
