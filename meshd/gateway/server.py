@@ -57,7 +57,7 @@ from meshd.gateway.interface import GatewayStatus, MemberCaller, Models, NamedMo
 from meshd.gateway.metrics import OTHER_PATH, PAGE_PATH
 from meshd.gateway.pages import Page, load_page
 from meshd.gateway.paths import (
-    EMPTY_PATHS,
+    LACKING,
     METRICS_PATH,
     ROUTES,
     SHOW_PATH,
@@ -97,7 +97,7 @@ MODELS_PATHS = frozenset({"/v1/models", "/models"})
 MODEL_PREFIX = "/v1/models/"
 TAGS_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/ps", "/api/version"
 _OWN_PATHS = MODELS_PATHS | {TAGS_PATH, RUNNING_PATH, VERSION_PATH}
-_KNOWN_PATHS = frozenset({*ROUTES, *EMPTY_PATHS, *HEALTH_PATHS, *_OWN_PATHS})
+_KNOWN_PATHS = frozenset({*ROUTES, *LACKING, *HEALTH_PATHS, *_OWN_PATHS})
 _STATUSES = frozenset({*map(int, HTTPStatus), CLIENT_GONE})
 
 Headers = Mapping[str, str]
@@ -347,10 +347,11 @@ class Gateway:
         if route is None and self._own.answers(path):
             _demand_method(method, "GET")
             return web.json_response(self._own.about(path), headers=extra)
-        if (wanted := EMPTY_PATHS.get(path)) is not None:
-            _demand_method(method, wanted)
+        if (lacking := LACKING.get(path)) is not None:
+            _demand_method(method, *lacking)
             async with self._bodies.read(request, key):
-                return web.json_response([], headers=extra)
+                said = lacking[method]
+            return web.json_response(said, headers=extra) if said is not None else _nothing(extra)
         if route is None:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
         _demand_method(method, route.method)
@@ -545,10 +546,14 @@ def _check_framing(headers: CIMultiDictProxy[str]) -> None:
         raise HttpRefusal(Failure(501, message, code="unsupported_transfer_encoding"))
 
 
-def _demand_method(method: str, wanted: str) -> None:
-    if method != wanted:
-        message = f"use {wanted} for this path"
-        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=(wanted,)))
+def _demand_method(method: str, *wanted: str) -> None:
+    if method not in wanted:
+        message = f"use {' or '.join(wanted)} for this path"
+        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=wanted))
+
+
+def _nothing(extra: Headers) -> web.Response:
+    return web.Response(status=204, headers=extra)
 
 
 def _demand_type(headers: Mapping[str, str], route: Route) -> None:

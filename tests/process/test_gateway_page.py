@@ -178,8 +178,18 @@ def test_a_file_of_an_unknown_kind_is_not_packed(tmp_path: Path) -> None:
         pack(tmp_path / "dist", tmp_path / "chat")
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/tools"), ("POST", "/v1/streams/lookup")])
-def test_what_meshd_does_not_have_is_an_empty_list(method: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/tools", []),
+        ("POST", "/tools", {"error": "meshd runs no tools"}),
+        ("POST", "/v1/streams/lookup", []),
+        ("GET", "/v1/stream?conv_id=1", None),
+        ("DELETE", "/v1/stream?conv_id=1", None),
+    ],
+)
+def test_what_meshd_does_not_have_is_answered_with_nothing(method: str, path: str, said: object) -> None:
     status, _, body = ask(path, method=method)
-    assert (status, json.loads(body)) == (200, [])
+    assert (status, json.loads(body) if body else None) == (204 if said is None else 200, said)
     assert ask(path, method=method, keys=(KEY,))[0] == 401
+    assert ask(path, method="PUT")[0] == 405
