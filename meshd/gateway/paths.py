@@ -19,7 +19,7 @@ PROPS_PATH = "/props"
 METRICS_PATH = "/metrics"  # of llama-server only with `?model=NAME`
 SHOW_PATH = "/api/show"  # answered here, though it has a body
 
-# What llama.cpp's web UI asks for and meshd does not have, with the answers that say so: tools that run on the
+# What llama.cpp's web UI asks for and meshd does not have, with answers that say so: tools that run on the
 # server, and answers that go on without their reader. A refusal would be an error on the page.
 LACKING: Mapping[str, Mapping[str, object]] = {
     "/tools": {"GET": [], "POST": {"error": "meshd runs no tools"}},
