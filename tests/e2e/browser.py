@@ -28,7 +28,7 @@ _ARGUMENTS = (
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     ),
 )
-_PATIENCE_MS = 120_000
+_PATIENCE_MS = 60_000
 
 Scheme = Literal["dark", "light"]
 
