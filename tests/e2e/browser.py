@@ -25,7 +25,7 @@ _ARGUMENTS = (
     *("--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"),
     *(
         "--disable-features=OptimizationHints,MediaRouter",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        "--host-resolver-rules=MAP *.example 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     ),
 )
 _PATIENCE_MS = 60_000

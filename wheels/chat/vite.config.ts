@@ -11,10 +11,5 @@ import { defineConfig } from 'vite';
 export default defineConfig({
 	build: { assetsInlineLimit: 0, reportCompressedSize: false },
 	plugins: [tailwindcss(), sveltekit(), SvelteKitPWA({ disable: true }), nerdamerPlugin(), notices()],
-	resolve: {
-		alias: [
-			{ find: 'katex-fonts', replacement: resolve('node_modules/katex/dist/fonts') },
-			{ find: /^lowlight$/, replacement: resolve('lowlight.js') }
-		]
-	}
+	resolve: { alias: { 'katex-fonts': resolve('node_modules/katex/dist/fonts') } }
 });
