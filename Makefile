@@ -128,7 +128,7 @@ build/vulkan:
 	mv $@.part $@
 
 clean: ## remove generated files in this directory (the user's cache stays)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist meshd/gateway/chat .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid chat dist wheels cuda-wheel clean

@@ -30,7 +30,7 @@ from meshd.gateway.pages import CHAT_FOLDER, INDEX_NAME
 ROOT = Path(__file__).resolve().parents[1]
 OURS = Path(__file__).with_name("chat")
 NODE = 20
-_PLACES = {"app.html": "src/app.html"}  # others lie at the top
+_PLACES = {"app.html": "src/app.html", "state.css": "static/state.css", "state.js": "static/state.js"}
 _INSTALL = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 _BUILD = ("node", "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn")
 _LOGO, _COLOURS = "src/lib/assets/logo.svg", {"favicon.svg": "#111111", "favicon-dark.svg": "#fafafa"}

@@ -9,7 +9,12 @@ import { resolve } from 'path';
 import { defineConfig } from 'vite';
 
 export default defineConfig({
-	build: { assetsInlineLimit: 0, reportCompressedSize: false },
+	build: {
+		assetsInlineLimit: 0,
+		reportCompressedSize: false,
+		// the UI's modules import each other in circles, which have to stay within one file
+		rollupOptions: { output: { manualChunks: (id) => (id.includes('/src/lib/') ? 'app' : undefined) } }
+	},
 	plugins: [tailwindcss(), sveltekit(), SvelteKitPWA({ disable: true }), nerdamerPlugin(), notices()],
 	resolve: { alias: { 'katex-fonts': resolve('node_modules/katex/dist/fonts') } }
 });
