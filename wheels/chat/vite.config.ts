@@ -6,15 +6,30 @@ import { sveltekit } from '@sveltejs/kit/vite';
 import tailwindcss from '@tailwindcss/vite';
 import { SvelteKitPWA } from '@vite-pwa/sveltekit';
 import { resolve } from 'path';
-import { defineConfig } from 'vite';
+import { defineConfig, type Plugin } from 'vite';
+
+// The UI's modules import each other in circles, which have to stay within one file.
+function circles(): Plugin {
+	return {
+		apply: 'build',
+		name: 'meshd:circles',
+		outputOptions(options) {
+			if (this.environment.name !== 'client') return null;
+
+			return { ...options, manualChunks: (id) => (id.includes('/src/lib/') ? 'ui' : undefined) };
+		}
+	};
+}
 
 export default defineConfig({
-	build: {
-		assetsInlineLimit: 0,
-		reportCompressedSize: false,
-		// the UI's modules import each other in circles, which have to stay within one file
-		rollupOptions: { output: { manualChunks: (id) => (id.includes('/src/lib/') ? 'app' : undefined) } }
-	},
-	plugins: [tailwindcss(), sveltekit(), SvelteKitPWA({ disable: true }), nerdamerPlugin(), notices()],
+	build: { assetsInlineLimit: 0, reportCompressedSize: false },
+	plugins: [
+		tailwindcss(),
+		sveltekit(),
+		SvelteKitPWA({ disable: true }),
+		nerdamerPlugin(),
+		notices(),
+		circles()
+	],
 	resolve: { alias: { 'katex-fonts': resolve('node_modules/katex/dist/fonts') } }
 });

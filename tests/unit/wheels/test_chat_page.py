@@ -1,0 +1,89 @@
+"""The builder of the chat page: what it takes from the archive, what it writes, and what it needs."""
+
+import base64
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.base.errors import UserError
+from meshd.build.pin import Pin, read_pin
+from meshd.gateway.pages import INDEX_NAME
+from wheels.chat_page import OURS, check_node, pack, script_digest, unpack
+
+TOP = "llama/vendor/llama.cpp"
+LOGO = '<svg fill="currentColor"/>'
+
+
+@pytest.fixture
+def pin() -> Pin:
+    pinned = read_pin()
+    return replace(pinned, sdist=replace(pinned.sdist, folder=TOP))
+
+
+def archive(folder: Path, **more: str) -> Path:
+    """An archive with the files that the builder looks at."""
+    files = {
+        f"{TOP}/LICENSE": "MIT",
+        f"{TOP}/tools/ui/package-lock.json": "{}",
+        f"{TOP}/tools/ui/src/app.html": "upstream's",
+        f"{TOP}/tools/ui/src/lib/assets/logo.svg": LOGO,
+        f"{TOP}/tools/ui/static/icon.png": "",
+        f"{TOP}/src/llama.cpp": "",
+        **more,
+    }
+    place = folder / "llama.tar.gz"
+    with tarfile.open(place, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return place
+
+
+def test_it_takes_the_ui_alone_and_puts_our_configuration_over_it(tmp_path: Path, pin: Pin) -> None:
+    source = tmp_path / "source"
+    unpack(archive(tmp_path), pin, source)
+    assert (source / "LICENSE").read_text() == "MIT"
+    assert (source / "src/app.html").read_bytes() == (OURS / "app.html").read_bytes()
+    assert (source / "vite.config.ts").read_bytes() == (OURS / "vite.config.ts").read_bytes()
+    assert not list(source.rglob("llama.cpp"))
+    colours = {(source / "static" / name).read_text() for name in ("favicon.svg", "favicon-dark.svg")}
+    assert len(colours) == 2 and not any("currentColor" in text for text in colours)
+
+
+def test_installed_packages_stay_and_nothing_else_of_an_earlier_build(tmp_path: Path, pin: Pin) -> None:
+    source = tmp_path / "source"
+    for name in ("node_modules/kept.js", "dist/old.js", "old.js"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
+    unpack(archive(tmp_path), pin, source)
+    assert (source / "node_modules/kept.js").exists()
+    assert not (source / "dist").exists() and not (source / "old.js").exists()
+
+
+def test_nothing_is_written_outside(tmp_path: Path, pin: Pin) -> None:
+    leads_out = archive(tmp_path, **{f"{TOP}/tools/ui/../../../../../../out.js": "x"})
+    with pytest.raises((tarfile.FilterError, ValueError)):
+        unpack(leads_out, pin, tmp_path / "source")
+    assert not list(tmp_path.parent.glob("out.js"))
+
+
+def test_without_node_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError) as raised:
+        check_node()
+    assert raised.value.hint
+
+
+def test_each_script_within_the_html_is_in_the_index_by_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "dist").mkdir()
+    page = "<script>one()</script><p><script>two()</script><script src=three.js></script>"
+    (tmp_path / "dist/index.html").write_text(page)
+    pack(tmp_path / "dist", tmp_path / "out")
+    scripts = json.loads((tmp_path / "out" / INDEX_NAME).read_text())["scripts"]
+    assert scripts == [script_digest(b"one()"), script_digest(b"two()")]
+    assert scripts[0] == "sha256-" + base64.b64encode(hashlib.sha256(b"one()").digest()).decode()
