@@ -3,7 +3,7 @@
 The source is in the archive of the pinned llama.cpp, and so are the versions and hashes of all packages of
 npm (`package-lock.json`): what is fetched is pinned by the archive's hash. No package may run a script of its
 own when it is installed. The files in `wheels/chat` take the place of upstream's configuration. What the page
-is made of stays in build/chat-page. docs/decisions/0089 has the reasons.
+is made of stays in build/chat-page. docs/decisions/0090 has the reasons.
 """
 
 import argparse
