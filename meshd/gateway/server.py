@@ -350,8 +350,8 @@ class Gateway:
         if (lacking := LACKING.get(path)) is not None:
             _demand_method(method, *lacking)
             async with self._bodies.read(request, key):
-                said = lacking[method]
-            return web.json_response(said, headers=extra) if said is not None else _nothing(extra)
+                answer = lacking[method]
+            return web.json_response(answer, headers=extra) if answer is not None else _nothing(extra)
         if route is None:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
         _demand_method(method, route.method)

@@ -9,8 +9,9 @@ from aiohttp import web
 from meshd.gateway.dialects.ollama import VERSION
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import Readiness
+from meshd.gateway.pages import small_page
 from meshd.gateway.request import OneModel
-from meshd.gateway.server import OwnAnswers, load_page, model_object
+from meshd.gateway.server import OwnAnswers, model_object
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, WorkerWeights
 
@@ -202,12 +203,12 @@ async def test_a_listed_model_has_what_is_known(
     }
 
 
-async def test_the_page_is_its_files_with_strict_headers() -> None:
-    page = load_page()
+async def test_the_small_page_is_its_files_with_strict_headers() -> None:
+    page = small_page()
     kinds = {path: file.content_type for path, file in page.items()}
     assert kinds == {"/": "text/html", "/chat.js": "text/javascript", "/chat.css": "text/css"}
     for file in page.values():
-        response = file.response({"X-Any": "1"})
-        assert response.body == file.body != b"" and response.charset == "utf-8"
+        response = await file.response({}, {"X-Any": "1"})
+        assert response.body == file.place.read_bytes() != b"" and response.charset == "utf-8"
         assert "default-src 'none'" in response.headers["Content-Security-Policy"]
         assert response.headers["Cache-Control"] == "no-cache" and response.headers["X-Any"] == "1"
