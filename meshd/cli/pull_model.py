@@ -81,7 +81,7 @@ def watched(client: Client, reply: PullReply, out: Output) -> PullReply:
 def _show_pull(reply: PullReply, shown_lines: set[str], out: Output) -> None:
     """Show a bar with rate and remaining time on a terminal; elsewhere a line for each step and each tenth.
 
-    `told` has the lines about members that give no more.
+    `shown_lines` has the lines about members that give no more.
     """
     for holder in reply.holders:
         line = f"{holder.node} gives no more: {holder.problem}"

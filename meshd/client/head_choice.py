@@ -45,7 +45,7 @@ def heads_to_follow(
 class KnownHead:
     """A head as this node knows it.
 
-    `told`: what the head serves, None until it has reported it; then `why_not` says why. `away_since`: the
+    `serving`: what the head serves, None until it has reported it; then `why_not` says why. `away_since`: the
     loop time at which its last link was lost; `rtt` in seconds; `mine`: requests of this node under way
     there. `says_banned`: the head's message if it considers this node banned.
     """

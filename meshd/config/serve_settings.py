@@ -30,8 +30,9 @@ AllowedOrigins = Annotated[
 class ModelSettings:
     """The user's wishes for one model: in `[serve]`, and in each table `[models.NAME]`.
 
-    `model`, `draft_model` and `fallback_models` are paths, or names (text) until the verb has found them;
-    with `header_only`, `model` is the path of the header. `devices` ("none",): the head computes nothing;
+    `model`, `draft_model` and `fallback_models` are paths of files that are here, or names (text) of models
+    that are not: the daemon fetches those, and puts their paths in (daemon/fetching.py). With `header_only`,
+    `model` is the path of the header. `devices` ("none",): the head computes nothing;
     empty: all that the backend finds. `ctx_size` 0: the longest context that fits; None: meshd decides.
     """
 

@@ -238,7 +238,7 @@ class Answer:
         # while it is asked, perhaps several times
         self._patience = context.continue_seconds if asked.body is not None else 0.0
         self._retries = _RETRIES if self._patience or context.fails_over else 0  # that are left
-        self._trial: GatedRequest | None = None
+        self._gated: GatedRequest | None = None
         self._attempt_body = asked.body  # of this attempt
         # what the client gets
         self._streams = asked.stream
@@ -262,7 +262,7 @@ class Answer:
                 #    nothing, so it ends none.
                 if self._body is not None and self.served is not None:
                     caller = self._caller or self.request.remote
-                    self._trial = held.enter_context(self.served.request(caller))
+                    self._gated = held.enter_context(self.served.request(caller))
 
                 # 2. Keep a stream alive from now on: llama-server sends its headers after it has read the
                 #    prompt, which may take minutes, and the wait for a turn comes before that.
@@ -439,7 +439,7 @@ class Answer:
         if self._body is not None:
             method, headers["Content-Type"] = "POST", self.asked.content_type
         upstream = self.upstream
-        at_server = nullcontext() if self._trial is None else self._trial.at_server(upstream)
+        at_server = nullcontext() if self._gated is None else self._gated.at_server(upstream)
         with self._context.counted():
             async with at_server, open_session(upstream.connect) as session:
                 self.meter.sent = self.meter.sent or _now()
@@ -463,8 +463,8 @@ class Answer:
         why = await upstream.upstream_broke(lost.what)
         _log.warning("upstream_lost", why=why)
         repeats, retry = context.continue_seconds > 0, upstream.readiness.retry_after
-        trial, taken = self._trial, lost.taken
-        if trial and (final := trial.lost(upstream.crashes, taken=taken, repeats=repeats)) is not None:
+        gated, taken = self._gated, lost.taken
+        if gated and (final := gated.lost(upstream.crashes, taken=taken, repeats=repeats)) is not None:
             return final
         if not taken:  # nothing was generated
             return unavailable(why, "upstream_away", retry).failure
@@ -537,8 +537,8 @@ class Answer:
             events = without_cache(events)
         if events and (translated := answering.events(events)):
             await self._reply.send(translated)
-        if events and self._trial is not None:
-            self._trial.sent()
+        if events and self._gated is not None:
+            self._gated.sent()
 
     def _count_events(self, events: bytes) -> None:
         """Count the tokens in these events, for the status, the key and the model."""

@@ -421,7 +421,7 @@ class Gateway:
                 if not route.computes:
                     return await answer.run()
                 if answer.served is None:  # who answers has a queue
-                    with self._accounts.answer(key, model.upstream.model_name, path, answer.meter):
+                    with self._accounts.counted_answer(key, model.upstream.model_name, path, answer.meter):
                         return await answer.run()
                 turns = answer.served.turns
                 if asked.parts is not None:
@@ -469,7 +469,7 @@ class Gateway:
         path, meter = answer.request.path, answer.meter
         with (
             turns.enter(key) as turn,
-            self._accounts.answer(key, answer.upstream.model_name, path, meter, turn),
+            self._accounts.counted_answer(key, answer.upstream.model_name, path, meter, turn),
         ):
             response = await answer.run(turn)
             meter.status = meter.status or response.status

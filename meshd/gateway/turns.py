@@ -528,7 +528,7 @@ class Accounts:
         self._account(key).add_answers(answers, _now())
 
     @contextmanager
-    def answer(
+    def counted_answer(
         self, key: bytes, model: str, path: str, meter: AnswerMeter, turn: Turn | None = None
     ) -> Iterator[None]:
         """Count and log an answer of `model` when the block ends or fails. `path`: the client's.

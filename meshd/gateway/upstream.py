@@ -196,6 +196,9 @@ async def template_prompt(connect: Connect, body: bytes) -> str | None:
     return text_of(parsed(held), "prompt") if len(held) <= _PROMPT_BYTES else ""
 
 
+# Crashes. When llama-server has crashed, the requests that were under way are tried again one at a time,
+# until the one that ends it is found. Others only pass `Served.request` and `GatedRequest.at_server`.
+
 PASSED_PIECES = 16  # that were sent and are new: with drafts a piece may come with several others
 TRIAL_SECONDS = 90.0  # longer than the head takes to notice that no progress is made (head/llama_server.py)
 LATER_TRIAL_SECONDS = 300.0  # of a request that was under way at two crashes

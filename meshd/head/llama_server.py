@@ -158,14 +158,17 @@ class LlamaServer:
             reading=self._reading,
         )
 
-    def start(
+    def prepare(
         self,
         plan: Plan,
         leases: Sequence[Lease],
         owner: Owner,
         drafts: Drafts = command_lines.NO_DRAFTS,
     ) -> None:
-        """Begin to run it in tasks of `owner`. Raises MeshdError."""
+        """Make what its process inherits, and the tasks of `owner` that keep it. Raises MeshdError.
+
+        The process begins when `until_ready` asks for it.
+        """
         self._model.socket.unlink(missing_ok=True)
         try:
             pipe = self._pipe = self._processes.make_report()
@@ -241,7 +244,7 @@ class LlamaServer:
         )
 
     async def until_ready(self) -> Over | None:
-        """Wait for its answer that it has loaded; return its end if that comes first. Raises UserError."""
+        """Start it, and wait until it has loaded; return its end if that comes first. Raises UserError."""
         assert self._child is not None
         try:
             await self._child.ensure_ready()
@@ -381,7 +384,7 @@ class LoadWatch:
         self._computed = 0.0  # processor seconds at that time
 
     def look(self, now: float, work: ProcessWork, progress: int) -> str:
-        """Return why it is stuck, empty if not. `said` counts what it said and sent in any other way."""
+        """Return why it is stuck, empty if not. `progress` counts what it printed and sent."""
         signs = (work.moved_bytes, progress)
         if signs != self._signs:
             self._signs, self._since, self._computed = signs, now, work.processor_seconds

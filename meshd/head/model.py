@@ -155,7 +155,8 @@ class Model:
     async def upstream_broke(self, why: str) -> str:
         """Note that a request met a loss; return the best reason that is known a moment later.
 
-        The run would notice its end as well, but no request may fail in between.
+        The run would notice its end as well, but no request may fail in between. Then the cycle loads the
+        model again, and the request goes on in the gateway (`Answer._prepare_retry`).
         """
         if (run := self._run) is None or not run.loaded:  # the cycle has noticed
             return self._why_lost or why

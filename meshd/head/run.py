@@ -8,7 +8,7 @@ from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.interface import RoleRuntime
-from meshd.gateway.interface import ComputedTime
+from meshd.gateway.interface import ComputedTime, ReadyReport
 from meshd.head.better_load import Arrivals, Judgement, LateMeasuring, QuietMoments, SplitNow, compare_now
 from meshd.head.explain import Explained, ask_computed, explain, near_paths
 from meshd.head.failures import DeviceExclusions, ServerDied
@@ -259,11 +259,11 @@ class Run:
             needs = await find_needs(self._model, plan, leases, members, owner, self._on_progress)
             # 3. Reserve on all workers; they start their mesh-servers meanwhile.
             granted = await self._leases.reserve(plan, offers, needs, self._server.report, owner)
-            # 4. Introduce workers whose layers follow one another, and start llama-server.
+            # 4. Introduce workers whose layers follow one another, and prepare llama-server.
             await self._push_plan.introduce(plan, leases)
-            self._server.start(plan, leases, owner, self._drafts(plan))
-            # 5. Wait for a real token, and serve; beside that, watch for reasons to end.
-            owner.start(self._serve(plan, granted, began), name="load")
+            self._server.prepare(plan, leases, owner, self._drafts(plan))
+            # 5. Start it, wait for a real token, and serve; beside that, watch for reasons to end.
+            owner.start(self._until_server_over(plan, granted, began), name="load")
             owner.start(self._give_up(), name="patience")
             owner.start(history.moments.watch(self), name="quiet moments")
             if self._options.picks_by_speed:
@@ -345,7 +345,7 @@ class Run:
 
     # Serving.
 
-    async def _serve(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
+    async def _until_server_over(self, plan: Plan, granted: asyncio.Task[None], began: float) -> None:
         over = await self._server.until_ready()
         if over is None:
             async with Owner() as owner:  # the first token is asked for as long as there is a server
@@ -376,10 +376,20 @@ class Run:
             self.replace(why)
             return
         # 3. Tell everybody that the model is loaded.
+        await self._announce(plan, ready, sampling, began)
+        # 4. Watch llama-server.
+        await self._time_round(sampling)
+        if not self._model.plain_rpc:  # what crosses to those is not seen
+            self._server.kill(await self.watch.until_stuck())
+
+    async def _announce(
+        self, plan: Plan, ready: ReadyReport, sampling: DeviceSampling | None, began: float
+    ) -> None:
+        """Note that the model is loaded, log the load, and tell the workers and the owner of the run."""
         report = self._server.report
         report.network_bytes += self._model.plain_bytes(plan)
         self.loaded = True
-        self.blame.loaded_at = now = loop.time()
+        self.blame.loaded_at = now = asyncio.get_running_loop().time()
         self._tell_pushes()
         self._server.tell()
         for lease in self._leases.held:
@@ -395,10 +405,6 @@ class Run:
             props=ready.props,
         )
         self._on_loaded()
-        # 4. Watch llama-server.
-        await self._time_round(sampling)
-        if not self._model.plain_rpc:  # what crosses to those is not seen
-            self._server.kill(await self.watch.until_stuck())
 
     def _tell_pushes(self) -> None:
         """Log the routes of pushes, once a load."""

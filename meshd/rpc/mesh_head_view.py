@@ -66,7 +66,7 @@ class AbsentWeights:
     whatever is written to a buffer of weights must be a tensor that this node has. Holds an entry for each
     buffer of one connection, and for each tensor that was missed.
 
-    Methods raise RemoteProtocolError; before that they call `told` with the tensor's hash (empty if unknown).
+    Methods raise RemoteProtocolError; before that they call `report` with the tensor's hash (may be empty).
     """
 
     def __init__(self, absent: Collection[bytes], report: Callable[[bytes], None]) -> None:

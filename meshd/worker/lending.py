@@ -343,7 +343,7 @@ class Worker:
         """Run the lease from the start of its process until either side ends it."""
         try:
             async with Owner() as owner:
-                owner.start(server.child.serve(), name=CHILD_NAME)
+                owner.start(server.child.serve(), name=CHILD_NAME)  # starts it when `until_ready` asks
                 owner.start(server.read_report(), name=f"{CHILD_NAME} report")
                 released = owner.start(self._until_released(messages, server, owner), name="lease release")
                 ended = owner.start(self._serve_head(messages, server, lending), name=f"{CHILD_NAME} end")

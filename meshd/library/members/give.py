@@ -96,7 +96,7 @@ _WRITE_SECONDS = 300.0  # for a chunk: a session without a link lives for the gr
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model to offer: `paths` stay on this machine; `told` is what members see."""
+    """A model to offer: `paths` stay on this machine; `entry` is what members see."""
 
     entry: ToldModel
     paths: tuple[Path, ...]

@@ -565,7 +565,7 @@ async def test_an_answer_is_charged_logged_and_measured_when_it_ends(tmp_path: P
         await asyncio.sleep(0.25)
         assert (other.waited, other.computed, turn.waited, turn.computed) == (0, 0.25, 0.25, 0)
     with turns.enter(key) as turn, accounts.request(key):
-        with accounts.answer(key, "tiny", "/v1/messages", meter, turn):
+        with accounts.counted_answer(key, "tiny", "/v1/messages", meter, turn):
             await asyncio.sleep(2)
             meter.first, meter.losses = now(), 3
             await asyncio.sleep(1.5)
@@ -604,7 +604,10 @@ def observed(meter: AnswerMeter, *, has_turn: bool = True) -> dict[str, float]:
     async def main() -> dict[str, float]:
         metrics = GatewayMetrics()
         accounts = Accounts((), log=None, wall=lambda: NOON, metrics=metrics)
-        with Turns().enter("a") as turn, accounts.answer(b"", "tiny", "/", meter, turn if has_turn else None):
+        with (
+            Turns().enter("a") as turn,
+            accounts.counted_answer(b"", "tiny", "/", meter, turn if has_turn else None),
+        ):
             pass
         return {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
 
@@ -640,7 +643,7 @@ async def test_the_status_of_an_answer_that_fails_is_logged(
     accounts = Accounts((), log=log, wall=lambda: NOON, metrics=GatewayMetrics())
     meter = AnswerMeter(asked=b'{"prompt": "hello there"}')
     with pytest.raises(type(error)):
-        with Turns().enter("a") as turn, accounts.answer(b"", "tiny", "/", meter, turn):
+        with Turns().enter("a") as turn, accounts.counted_answer(b"", "tiny", "/", meter, turn):
             raise error
     accounts.close()
     line = json.loads((tmp_path / "answers.jsonl").read_text())
@@ -659,7 +662,7 @@ async def test_the_tokens_of_a_day_are_checked_between_answers() -> None:
     )
     key = key_digest(SECRET)
     accounts.check_tokens(key)
-    with accounts.answer(key, "tiny", "/", met()):
+    with accounts.counted_answer(key, "tiny", "/", met()):
         accounts.check_tokens(key)
     with pytest.raises(HttpRefusal) as refused:
         accounts.check_tokens(key)
