@@ -34,13 +34,11 @@ from meshd.bench.figures import (
     MESHD,
     STOCK,
     BenchRun,
-    CurveLine,
     Figures,
     Promise,
     cell_table,
     count_of,
     defaults_table,
-    draw,
     promise_table,
     promises,
     without,
@@ -170,8 +168,7 @@ async def _one_way(rtt_ms: float, folder: Path) -> float:
 
 
 def _proxy(near: int, port: int, rtt_ms: float, folder: Path) -> ChildSpec:
-    place = f"127.0.0.1:{near}:127.0.0.1:{port}"
-    argv = (sys.executable, "-m", "meshd", "bench", "latency", "--proxy", place, "--ms", f"{rtt_ms:g}")
+    argv = (sys.executable, "-m", "meshd.bench.latency_proxy", str(near), str(port), f"{rtt_ms:g}")
     return ChildSpec(name="distance", argv=argv, log=folder / "distance.log", probe=port_open(near))
 
 
@@ -205,8 +202,6 @@ def run(args: DistanceArgs, out: BenchOutput) -> int:
     log.set_up(level="error")
     figures = measure(args, out)
     kept = promises(figures)
-    if args.svg is not None:
-        args.svg.write_text(picture(args.what, figures), encoding="utf-8")
     if args.as_json:
         out.json({"machine": machine(), "what": args.what, **as_json(figures, kept)})
     else:
@@ -262,28 +257,6 @@ def show(figures: Figures, kept: Sequence[Promise], out: BenchOutput) -> None:
             out.line()
     for run in figures.texts_differ():
         out.line(f"another text than one node's: {run}")
-
-
-def picture(what: str, figures: Figures) -> str:
-    """Draw the curve: load or token by round trip, or token by nodes."""
-    measured = "load" if what == "load" else "token"
-    factor, unit = (1.0, "seconds to load") if measured == "load" else (1000.0, "ms for a token")
-    cells = figures.cells()
-    by_nodes = what == "nodes"
-    groups = sorted({rtt if by_nodes else workers for workers, rtt in cells})
-    lines = []
-    for number, group in enumerate(groups):
-        for setup in (STOCK, MESHD):
-            alone = figures.median(LOCAL, 0, 0.0, measured) if by_nodes else None
-            points = [(1.0, alone * factor)] if alone is not None else []
-            for workers, rtt in cells:
-                value = figures.median(setup, workers, rtt, measured)
-                if group == (rtt if by_nodes else workers) and value is not None:
-                    points.append((workers + 1.0 if by_nodes else rtt, value * factor))
-            name = f"{setup}, RTT {group:g} ms" if by_nodes else f"{setup}, {count_of(int(group), 'worker')}"
-            lines.append(CurveLine(name, points, group=number, dashed=setup == STOCK))
-    x_title = "nodes" if by_nodes else "round trip, ms"
-    return draw(f"{unit}, stock and meshd", x_title, unit, lines)
 
 
 def machine() -> str:

@@ -48,20 +48,6 @@ class TransportBenchArgs:
     as_json: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyArgs:
-    """Arguments of the delaying proxy. `milliseconds` are added to each round trip, half of them each way.
-
-    With `compute_only`, all of them are added before each request to compute, and to nothing else.
-    """
-
-    listen: tuple[str, int]
-    target: tuple[str, int]
-    milliseconds: float
-    compute_only: bool = False
-    as_json: bool = False
-
-
 WITHOUT = {"push": "serve.no_push=true"}  # parts that meshd can be measured without, and the setting for it
 
 
@@ -81,5 +67,4 @@ class DistanceArgs:
     without: tuple[str, ...] = ()  # of WITHOUT: meshd is measured without each, too
     defaults: int = 0  # with so many workers stock is measured as upstream ships it, too
     prompts: bool = True  # of 512 tokens, too
-    svg: Path | None = None
     as_json: bool = False

@@ -2,11 +2,9 @@
 
 `load`, `nodes` and `latency` compare stock llama.cpp with meshd over a distance. `rpc` compares meshd with a
 direct --rpc connection of stock llama.cpp. `transport` compares meshd's links with bare UDP and TLS.
-`latency --proxy` runs only the delaying TCP proxy.
 """
 
 import argparse
-import re
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
@@ -16,15 +14,12 @@ from meshd.cli.output import Output
 from meshd.config.load import load
 
 WHAT = "load|nodes|latency|rpc|transport"
-_HOST = r"(\[[^\[\]]+\]|[^:\[\]]*[^:\[\]0-9][^:\[\]]*)"  # a host of digits only would be a port
-_PROXY = re.compile(rf"(?:{_HOST}:)?([0-9]{{1,5}}):(?:{_HOST}:)?([0-9]{{1,5}})")
 _USUAL = {  # workers, round trips
     "load": ("1,2,4", "0,20,50"),
     "nodes": ("1,2,3,4", "20"),
     "latency": ("2", "0,5,10,20,30,50"),
 }
-_DISTANCE = {"model", "workers", "rtt", "pairs", "svg"}
-_PROXY_ALONE = {"proxy", "ms", "compute_only"}
+_DISTANCE = {"model", "workers", "rtt", "pairs"}
 _TAKES = {
     "load": _DISTANCE,
     "nodes": _DISTANCE,
@@ -34,10 +29,7 @@ _TAKES = {
 }
 _USAGE = """\
 meshd bench load|nodes|latency [--model FILE] [--workers N,…]
-                                      [--rtt MS,…] [--pairs N] [--svg FILE]
-                                      [--json]
-       meshd bench latency --proxy LISTEN:TARGET --ms N [--compute-only]
-                           [--json]
+                                      [--rtt MS,…] [--pairs N] [--json]
        meshd bench rpc [--model FILE] [--pairs N] [--json]
        meshd bench transport [--ways LIST] [--only loopback|lines|beside]
                              [--json]"""
@@ -55,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="FILE", help="GGUF file (default: SmolLM2)")
     parser.add_argument("--pairs", metavar="N", help="number of paired runs (default: 3)")
     _distance_arguments(parser)
-    _proxy_arguments(parser)
     transport = parser.add_argument_group("transport")
     transport.add_argument(
         "--ways", metavar="LIST", help="links to measure, such as quic,webrtc (default: all)"
@@ -76,21 +67,6 @@ def _distance_arguments(parser: argparse.ArgumentParser) -> None:
     distance.add_argument(
         "--rtt", metavar="MS,…", help="round trips to measure with (default: depends on the benchmark)"
     )
-    distance.add_argument("--svg", metavar="FILE", help="write a plot to this file")
-
-
-def _proxy_arguments(parser: argparse.ArgumentParser) -> None:
-    alone = parser.add_argument_group("latency, as a proxy only")
-    alone.add_argument(
-        "--proxy", metavar="LISTEN:TARGET", help="run only the delaying proxy: two ports, or HOST:PORT each"
-    )
-    alone.add_argument("--ms", metavar="N", help="delay to add to a round trip, half in each direction")
-    alone.add_argument(
-        "--compute-only",
-        action="store_true",
-        help="delay only requests to compute of llama.cpp's RPC, as many published reports do; count what "
-        "that sends",
-    )
 
 
 def run(args: Arguments, out: Output) -> int:
@@ -105,26 +81,16 @@ def run(args: Arguments, out: Output) -> int:
             return _transport(args, out)
         case "rpc":
             return _rpc(args, out)
-        case "latency" if args.proxy is not None:
-            return _proxy(args, out)
         case _:
             return _distance(args, out)
 
 
 def _refuse_options_of_others(args: Arguments) -> None:
-    is_proxy = args.what == "latency" and args.proxy is not None
-    takes = _PROXY_ALONE if is_proxy else _TAKES[args.what]
-    for name in sorted(_PROXY_ALONE.union(*_TAKES.values()) - takes):
-        if not getattr(args, name):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if name in _PROXY_ALONE:
+    for name in sorted(set().union(*_TAKES.values()) - _TAKES[args.what]):
+        if getattr(args, name):
             raise UsageError(
-                f"`{option}` is only for the proxy",
-                hint="for example `meshd bench latency --proxy 6001:5001 --ms 20`",
+                f"`meshd bench {args.what}` has no option `--{name}`", hint="see `meshd bench --help`"
             )
-        what = "the proxy" if is_proxy else f"`meshd bench {args.what}`"
-        raise UsageError(f"{what} has no option `{option}`", hint="see `meshd bench --help`")
 
 
 def _model(args: Arguments) -> Path | None:
@@ -171,46 +137,10 @@ def _distance(args: Arguments, out: Output) -> int:
             workers=workers,
             round_trips=round_trips,
             pairs=pairs,
-            svg=expanded(args.svg) if args.svg else None,
             as_json=args.json,
         ),
         out,
     )
-
-
-def _proxy(args: Arguments, out: Output) -> int:
-    if args.ms is None:
-        raise UsageError("`--proxy` needs `--ms N`", hint="for example `--proxy 6001:5001 --ms 20`")
-    listen, target = read_proxy(args.proxy)
-    [added, *more] = milliseconds("--ms", args.ms)
-    if more:
-        raise UsageError(f"cannot use `--ms {args.ms}`: expected one number")
-    from meshd.bench.interface import ProxyArgs
-    from meshd.bench.latency_proxy import run as run_proxy
-
-    return run_proxy(
-        ProxyArgs(
-            listen=listen,
-            target=target,
-            milliseconds=added,
-            compute_only=args.compute_only,
-            as_json=args.json,
-        ),
-        out,
-    )
-
-
-def read_proxy(text: str) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return both places of `LISTEN:TARGET`, each PORT or HOST:PORT (IPv6 in brackets). Raises UsageError."""
-    match = _PROXY.fullmatch(text)
-    listen, target = (int(match[2]), int(match[4])) if match else (0, 0)
-    if match is None or not 0 < target < 65536 or listen > 65535:
-        raise UsageError(
-            f"cannot use `--proxy {text[:128]}`",
-            hint="write LISTEN:TARGET, such as 6001:5001 or 127.0.0.1:6001:192.168.1.5:50052",
-        )
-    here, there = (host.strip("[]") if host else "127.0.0.1" for host in (match[1], match[3]))
-    return (here, listen), (there, target)
 
 
 def _transport(args: Arguments, out: Output) -> int:

@@ -49,10 +49,11 @@ _HOST_KEYS = frozenset(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --output."""
+    """Add the file to write."""
     parser.add_argument(
-        "--output",
+        "file",
         metavar="FILE",
+        nargs="?",
         help="file to create (default: meshd-report-NODE-DATE.txt in this directory)",
     )
 
@@ -62,7 +63,7 @@ def run(args: Arguments, out: Output) -> int:
     current_directory()  # else the file would have no place
     home, now = home_here(), time.time()
     given = _given(home)
-    file = expanded(args.output) if args.output else Path(_default_name(given, now))
+    file = expanded(args.file) if args.file else Path(_default_name(given, now))
     with _created(file) as stream:
         with out.reminding():
             out.progress("looking at this machine, its devices and the running node")
@@ -263,9 +264,7 @@ def _created(file: Path) -> Iterator[BinaryIO]:
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise UserError(
-            f"`{file}` already exists", hint="choose another name: `meshd report --output FILE`"
-        ) from None
+        raise UserError(f"`{file}` already exists", hint="choose another name: `meshd report FILE`") from None
     except OSError as error:
         raise _unwritable(file, error) from None
     try:
@@ -282,5 +281,5 @@ def _created(file: Path) -> Iterator[BinaryIO]:
 def _unwritable(file: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write `{file}`: {(error.strerror or type(error).__name__).lower()}",
-        hint="choose a directory that you can write to: `meshd report --output FILE`",
+        hint="choose a directory that you can write to: `meshd report FILE`",
     )

@@ -63,7 +63,11 @@ NOW_KEYS: Mapping[str, tuple[str, ...]] = {
 
 # Options of verbs that are no roles, by verb and option.
 REMOVED_OPTIONS: Mapping[tuple[str, str], str] = {
-    ("bench", "--count-rpc"): "`--compute-only` counts what llama.cpp's RPC sends",
+    ("bench", "--compute-only"): "`--rtt` delays every message, as a wire does",
+    ("bench", "--count-rpc"): "the figures with `--json` say how many bytes crossed",
+    ("bench", "--ms"): "`--rtt` puts the nodes at a distance",
+    ("bench", "--proxy"): "`--rtt`, and `meshd demo --latency`, put the nodes at a distance",
+    ("bench", "--svg"): "from a checkout: `make bench` draws the speed by distance",
     ("bench", "--without"): "from a checkout: `python -m tests.bench.performance` measures that as well",
     ("demo", "--keep"): "`meshd logs` shows those of nodes that you start yourself",
     ("demo", "--prompt"): "the demo has one question; ask your own on the page of `meshd serve`",

@@ -22,6 +22,7 @@ from tests.bench.page import Made, page, ready_section, with_ready_section
 from tests.bench.published_figures import DELAYED
 from tests.bench.ready_figures import ReadinessFigures
 from tests.bench.ready_figures import promises as ready_promises
+from tests.bench.speed_curve import draw_speeds
 
 WORKERS, DELAYS_MS = (1, 2, 4), (0.0, 20.0, 50.0)
 RUNS = 3  # of each cell
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     except MeshdError as error:
         raise SystemExit(f"error: {error.what}\n\nhint: {error.hint}") from None
     args.write.write_text(page(made, far, delayed, rpc.as_table(rows), ready), encoding="utf-8")
-    args.write.with_name(made.picture).write_text(distance.picture("latency", far), encoding="utf-8")
+    args.write.with_name(made.picture).write_text(draw_speeds("latency", far), encoding="utf-8")
     return _code(ready, far)
 
 

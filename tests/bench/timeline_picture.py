@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from meshd.bench.figures import marks
-
+from tests.bench.speed_curve import marks
 from tests.bench.timeline import Doing, Lane, Span
 
 TIMELINE_WIDTH, LANES_LEFT, LANES_RIGHT = 1000, 130, 16

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -50,10 +49,9 @@ def test_stock_and_meshd_at_a_distance(tmp_path: Path) -> None:
     Once: how often is asked for, and three times is usual.
     """
     native(), smollm2()
-    picture = tmp_path / "curve.svg"
     where = ("--workers", "1", "--rtt", f"{RTT_MS:g}")
     asked = ("bench", "latency", *where)
-    done = meshd(tmp_path, *asked, "--pairs", "1", "--svg", str(picture), "--json")
+    done = meshd(tmp_path, *asked, "--pairs", "1", "--json")
     assert done.returncode in (0, 1), done.stderr  # 1: a promise was not kept, which a busy machine may cause
     found = json.loads(done.stdout)
     runs = {run["way"]: run for run in found["runs"] if run["token"]}
@@ -65,9 +63,6 @@ def test_stock_and_meshd_at_a_distance(tmp_path: Path) -> None:
     for way in ("stock", "meshd"):
         assert runs[way]["token"] > RTT_MS / 1000, "a token cannot come sooner than its round trip"
     assert runs["meshd"]["load_bytes"] < runs["stock"]["load_bytes"] / 10, "weights crossed the link"
-    assert (
-        len(ElementTree.fromstring(picture.read_text()).findall("{http://www.w3.org/2000/svg}polyline")) == 2
-    )
 
 
 def test_the_demo_at_a_distance(tmp_path: Path) -> None:

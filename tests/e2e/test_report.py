@@ -104,7 +104,7 @@ def plant_keys(home: Path, name: str, planted: Planted) -> None:
 async def written(folder: Path, home: Path, name: str, **variables: str) -> bytes:
     """Return the report of a node."""
     file = folder / f"{name}.txt"
-    done = await cli(home, "report", "--output", str(file), **variables)
+    done = await cli(home, "report", str(file), **variables)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done
     assert done.stdout == f"{file}\n"
     return file.read_bytes() + done.stderr.encode()

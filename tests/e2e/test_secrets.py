@@ -104,7 +104,7 @@ async def shown(node: LocalNode, token: str) -> dict[str, bytes]:
         assert done.stdout, f"`meshd {verb}` prints nothing: {done.stderr}"
         printed[f"`meshd {verb}` of {node.spec.name}"] = (done.stdout + done.stderr).encode()
     file = node.spec.home.with_name(f"report-{node.spec.name}.txt")
-    done = await cli(node.spec.home, "report", "--output", str(file), MESHD_JOIN=token, HF_TOKEN=HUB_TOKEN)
+    done = await cli(node.spec.home, "report", str(file), MESHD_JOIN=token, HF_TOKEN=HUB_TOKEN)
     printed[f"the report of {node.spec.name}"] = file.read_bytes() + done.stderr.encode()
     return printed
 

@@ -1,17 +1,11 @@
 """The delaying proxy with real sockets: bytes and their ends come through; how late is not asserted here."""
 
 import asyncio
-import json
-import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 from meshd.base.tasks import Owner
@@ -132,38 +126,3 @@ def test_what_it_holds_is_bounded() -> None:
             stop.set()
 
     run_loop(check())
-
-
-def test_the_verb(tmp_path: Path) -> None:
-    """It says where it listens, passes on, and tells at its end what has passed."""
-    with socket.create_server((HOST, 0)) as target:
-        target.settimeout(SECONDS)
-        place = f"0:{target.getsockname()[1]}"
-        argv = ["bench", "latency", "--proxy", place, "--ms", "4", "--compute-only", "--json"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "meshd", *argv],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "MESHD_HOME": str(tmp_path)},
-        )
-        try:
-            assert process.stdout is not None
-            host, _, port = process.stdout.readline().strip().rpartition(":")
-            with socket.create_connection((host, int(port)), SECONDS) as near, target.accept()[0] as far:
-                far.settimeout(SECONDS)
-                for _ in range(2):
-                    near.sendall(HELLO)
-                    assert far.recv(100) == HELLO
-                    far.sendall(ANSWER)
-                    assert near.recv(100) == ANSWER
-            process.send_signal(signal.SIGTERM)
-            told = json.loads(process.stdout.read())
-            assert process.wait(SECONDS) == 0
-        finally:
-            process.kill()
-            process.wait(SECONDS)
-            if process.stdout is not None:
-                process.stdout.close()
-    assert (told["connections"], told["up"], told["down"]) == (1, 2 * len(HELLO), 2 * len(ANSWER))
-    assert (told["rpc"]["requests"], told["rpc"]["round_trips"]) == (2, 2)

@@ -7,13 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 from meshd.bench import distance
-from meshd.bench.distance import as_json, picture
+from meshd.bench.distance import as_json
 from meshd.bench.figures import LOCAL, MESHD, STOCK, BenchRun, Figures, promises
 from meshd.bench.interface import DistanceArgs
 from meshd.bench.rig import Cell, Rig
 from meshd.build.interface import NativeInfo
 
 from tests.bench.performance import _Console
+from tests.bench.speed_curve import draw_speeds
 
 SVG = "{http://www.w3.org/2000/svg}"
 RUNS = (
@@ -39,7 +40,7 @@ RUNS = (
 )
 def test_lines(what: str, names: set[str], points: int) -> None:
     """Test the lines: by round trip, for each number of workers; and by nodes, for each round trip."""
-    root = ElementTree.fromstring(picture(what, Figures(RUNS)))
+    root = ElementTree.fromstring(draw_speeds(what, Figures(RUNS)))
     assert names <= {element.text for element in root.iter(f"{SVG}text")}
     lines = [line.attrib["points"].split() for line in root.findall(f"{SVG}polyline")]
     assert [len(line) for line in lines] == [points] * len(names)

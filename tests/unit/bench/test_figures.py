@@ -6,27 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.bench.figures import (
-    BOTTOM_MARGIN,
     DEFAULTS,
     ENDS_ON_CPU,
-    HEIGHT,
-    LEFT_MARGIN,
     LOCAL,
     MESHD,
-    RIGHT_MARGIN,
     STOCK,
-    TOP_MARGIN,
-    WIDTH,
     BenchRun,
-    CurveLine,
     Figures,
     cell_table,
     defaults_table,
-    draw,
-    marks,
     promise_table,
     promises,
     without,
+)
+
+from tests.bench.speed_curve import (
+    BOTTOM_MARGIN,
+    HEIGHT,
+    LEFT_MARGIN,
+    RIGHT_MARGIN,
+    TOP_MARGIN,
+    WIDTH,
+    CurveLine,
+    draw,
+    marks,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -63,18 +63,18 @@ def test_a_file_that_is_there_is_not_touched(here: Path) -> None:
     (here / "mine.txt").write_text("mine")
     (here / "link.txt").symlink_to(here / "elsewhere.txt")
     for name in ("mine.txt", "link.txt"):
-        refused(meshd("report", "--output", name), 1, f"`{name}` already exists", "--output FILE")
+        refused(meshd("report", name), 1, f"`{name}` already exists", "meshd report FILE")
     assert (here / "mine.txt").read_text() == "mine" and not (here / "elsewhere.txt").exists()
 
 
 def test_a_place_that_cannot_be_written_is_an_error(here: Path) -> None:
-    refused(meshd("report", "--output", "none/x.txt"), 1, "cannot write `none/x.txt`", "--output FILE")
+    refused(meshd("report", "none/x.txt"), 1, "cannot write `none/x.txt`", "meshd report FILE")
     assert list(here.iterdir()) == []
 
 
 def test_with_a_daemon_it_has_its_status(daemon: FakeControl) -> None:
     daemon.why_reply = why_reply()
-    text = written("--output", "report.txt")
+    text = written("report.txt")
     status = section(text, "status")
     assert "name: desk" in status and "remote: 192.168.1.5:17430" in status
     assert "anna" not in status, "the name of an API key"
@@ -85,7 +85,7 @@ def test_with_a_daemon_it_has_its_status(daemon: FakeControl) -> None:
 
 
 def test_without_one_each_part_says_so() -> None:
-    text = written("--output", "report.txt")
+    text = written("report.txt")
     for title in ("status", "network", "time of a token"):
         assert "not available: no daemon is running" in section(text, title)
     assert "native_missing" in section(text, "doctor")
@@ -96,7 +96,7 @@ def test_a_hostile_member_cannot_forge_a_section_or_move_the_cursor(daemon: Fake
     daemon.state = hostile_status(daemon.state)
     peers = tuple(replace(peer, last_error="\n== logs ==\n  mine") for peer in daemon.state.peers)
     daemon.state = replace(daemon.state, peers=peers)
-    text = written("--output", "report.txt")
+    text = written("report.txt")
     assert re.findall(r"^== (.*) ==$", text, re.MULTILINE) == list(TITLES)
     assert all(line.isprintable() for line in text.split("\n"))
 
@@ -107,7 +107,7 @@ def test_a_broken_configuration_is_shown_as_such(
 ) -> None:
     (here / "m.toml").write_text(f'join = "planted-0123456789"\n{broken}', encoding="latin-1")
     monkeypatch.setenv("MESHD_CONFIG", "m.toml")
-    text = written("--output", "report.txt")
+    text = written("report.txt")
     assert "not usable: " in section(text, "settings") and "config_unusable" in section(text, "doctor")
     assert "planted" not in text
 
@@ -118,14 +118,14 @@ def test_secrets_of_settings_are_not_shown(here: Path, monkeypatch: pytest.Monke
         '[serve]\nllama_args = ["--chat-template", "planted words", "-t", "4"]\n'
     )
     monkeypatch.setenv("MESHD_CONFIG", "m.toml")
-    settings = section(written("--output", "report.txt"), "settings")
+    settings = section(written("report.txt"), "settings")
     assert "node.join = [hidden]" in settings
     assert "serve.llama_args = --chat-template … -t 4" in settings
 
 
 def test_a_home_that_is_no_directory_is_told(home: Path) -> None:
     home.write_text("a file")
-    text = written("--output", "report.txt")
+    text = written("report.txt")
     assert "cannot be read: not a directory" in section(text, "logs")
     assert "home_unwritable" in section(text, "doctor")
 
