@@ -4,6 +4,7 @@ Fields may be added, never renamed or dropped. Times are seconds, sizes bytes, d
 given in full. `request.py` turns these values to JSON and back, and refuses what does not fit.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,8 +41,13 @@ class InviteReply:
 
     def validity(self, now: float) -> str:
         """Return for people how often it can be used, and for how long."""
-        left = in_time(max(0.0, self.expires_at - now))
-        return f"invite {self.id}: valid for {in_number(self.uses, 'node')} and {left}; keep it secret"
+        # Rounded up: a new invite for a day is shown as one for 24 h, not for 23 h 59 min.
+        left = max(0.0, self.expires_at - now)
+        step = 10 if left > 60 else 1
+        for_how_long = in_time(math.ceil(left / step) * step)
+        return (
+            f"invite {self.id}: valid for {in_number(self.uses, 'node')} and {for_how_long}; keep it secret"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

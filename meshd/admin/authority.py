@@ -93,7 +93,7 @@ class Authority:
         if not may:
             raise UserError(
                 "this node is not allowed to invite others",
-                hint="run `meshd invite` on the node that founded the mesh, or on one with that role",
+                hint="run `meshd invite` on the node that founded the mesh, or on one with the role `invite`",
             )
         if not wanted <= may:
             names = ", ".join(sorted(wanted - may))

@@ -88,9 +88,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str], *, passes_to: str) -> Arguments:
         """Parse a verb's arguments; `passes_to`: what gets those after `--`, if any. Raises UsageError."""
+        options = option_strings(self)
+        first = argv[0].partition("=")[0] if argv else ""
+        if self.below and len(first) > 2 and first.startswith("--") and first not in options:
+            # Else argparse takes the option's value for an action, and complains about that.
+            raise unknown_options(self.prog, argv, argv[:1], options, passes_to=passes_to)
         args, unknown = self.parse_known_args(argv)
         if unknown:
-            raise unknown_options(self.prog, argv, unknown, option_strings(self), passes_to=passes_to)
+            raise unknown_options(self.prog, argv, unknown, options, passes_to=passes_to)
         return args
 
     @property

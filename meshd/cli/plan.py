@@ -456,7 +456,7 @@ def _show_account(title: str, account: TimeAccount, of: str, out: Output) -> Non
 
 def _time(seconds: float, account: TimeAccount) -> tuple[str, str]:
     share = seconds / account.seconds if account.seconds > 0 else 0.0
-    return f"{seconds * 1000:.1f} ms", f"{share:.0%}"
+    return f"{seconds * 1000:z.1f} ms", f"{share:z.0%}"  # z: no `-0%`
 
 
 class Capacity:

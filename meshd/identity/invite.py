@@ -105,11 +105,11 @@ class Armour:
 
     def _after_prefix(self, word: str, length: int) -> str:
         if length > MAX_PASTED_CHARS:
-            raise self.wrong(f"this is not one, it has {length} characters")
+            raise self.wrong(f"it has {length} characters, far too many")
         if not word:
             raise self.wrong("it is empty")
         if not word.startswith(self.stem):
-            raise self.wrong(f"this is not one, it does not begin with `{self.prefix}`")
+            raise self.wrong(f"it does not begin with `{self.prefix}`")
         if len(word) < len(self.prefix):
             raise self.wrong(f"it is cut off after `{word}`")
         if not word.startswith(self.prefix):

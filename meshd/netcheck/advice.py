@@ -107,7 +107,7 @@ def _blocked(facts: NetFacts, asked: bool) -> list[Advice]:
         what = "something on this network answers instead of the servers, such as a login page"
         return [Advice("captive", "error", what, "open a web page in a browser and log in to the network")]
     if asked and facts.udp is Udp.UNKNOWN and facts.tcp in (Tcp.UNKNOWN, Tcp.BLOCKED):
-        what = "no server answers, over UDP or TCP"
+        what = "no STUN server or relay answers, over UDP or TCP"
         return [
             Advice("offline", "error", what, "check that this machine is online, and the servers' addresses")
         ]

@@ -413,7 +413,7 @@ async def _say_and_dial(
         async with asyncio.timeout(STUN_SECONDS):
             await port.seen.wait()
     except TimeoutError:
-        LOG.warning("stun_silent", why="no server answers: the code contains only LAN addresses")
+        LOG.warning("stun_silent", why="no STUN server answers: the code contains only LAN addresses")
     if port.same_everywhere is False:
         LOG.warning("nat_symmetric", why="each server sees a different port: a reply code may not work")
     public = tuple(place for place in port.candidates() if not place.is_loopback and not place.is_v6)

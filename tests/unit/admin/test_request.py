@@ -321,3 +321,11 @@ def test_every_value_of_the_api_is_frozen_and_described() -> None:
 def test_only_values_have_a_json_form() -> None:
     with pytest.raises(TypeError, match="object has no JSON form"):
         to_json(object())
+
+
+@pytest.mark.parametrize(
+    ("left", "shown"), [(86399.3, "24 h"), (86398.9, "24 h"), (1799.5, "30 min"), (0.4, "1 s"), (-3.0, "0 s")]
+)
+def test_a_new_invite_is_shown_as_valid_for_as_long_as_was_asked(left: float, shown: str) -> None:
+    invite = api.InviteReply(token="meshd1token", id="1234567812345678", expires_at=2_000_000_000, uses=1)
+    assert f"1 node and {shown};" in invite.validity(2_000_000_000 - left)

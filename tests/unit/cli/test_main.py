@@ -131,6 +131,8 @@ def test_a_verb_of_later_is_said_to_be_so(verb: str) -> None:
         (["model", "pul", "x"], "did you mean `meshd model pull`?"),
         (["model", "frobnicate"], "choose one of ls, pull, show, verify, rm"),
         (["model", "pull", "x", "--rat", "1"], "did you mean `--rate`?"),
+        (["invite", "--ttl", "1h"], "meshd invite: unrecognized arguments: --ttl"),
+        (["invite", "--use", "3"], "did you mean `--uses`?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -345,6 +345,14 @@ def test_the_parts_of_a_token_for_a_person(daemon: FakeControl) -> None:
         assert word in ran.out, word
 
 
+def test_a_part_that_rounds_to_nothing_has_no_sign(daemon: FakeControl) -> None:
+    reply = why_reply()
+    assert reply.token is not None
+    daemon.why_reply = replace(reply, token=replace(reply.token, unexplained=-0.00001))
+    rows = [line.split() for line in meshd("why").out.splitlines() if line.startswith("not explained")]
+    assert rows == [["not", "explained", "0.0", "ms", "0%"]]
+
+
 def test_rounds_of_several_tokens(daemon: FakeControl) -> None:
     daemon.why_reply = why_reply(rounds=7)
     assert "mean of 19 tokens in 7 rounds" in meshd("why").out

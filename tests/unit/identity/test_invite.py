@@ -339,7 +339,7 @@ def test_what_chats_do_is_forgiven(pasted: str) -> None:
         (TEXT[:20] + "é" + TEXT[21:], "character 21, `é`"),
         (TEXT[:20] + ("b" if TEXT[20] == "a" else "a") + TEXT[21:], "checksum"),
         ("meshd1" + "7777" + TEXT[10:], "first characters are damaged"),
-        ("x" * (MAX_PASTED_CHARS + 1), "this is not one"),
+        ("x" * (MAX_PASTED_CHARS + 1), "far too many"),
     ],
 )
 def test_each_kind_of_damage_is_named(text: str, why: str) -> None:
