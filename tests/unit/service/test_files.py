@@ -1,5 +1,6 @@
 """Units and property lists: what they say, how words are quoted, and that systemd accepts and rates them."""
 
+import os
 import plistlib
 import re
 import shutil
@@ -112,6 +113,22 @@ def test_a_program_whose_path_systemd_refuses_is_started_by_a_shell() -> None:
 @pytest.mark.parametrize("text", ["", "[Service]\nExecStart=/usr/bin/meshd worker\n", "ExecStart=:\n"])
 def test_a_unit_of_somebody_else_is_no_service(text: str) -> None:
     assert service_of(text, "worker") is None
+
+
+@needs_systemd
+@pytest.mark.parametrize("role", ROLES)
+def test_systemd_accepts_each_unit_of_a_user(role: str, tmp_path: Path) -> None:
+    """Without a bound for exposure: a user cannot restrict file systems or capabilities."""
+    unit = tmp_path / f"meshd-{role}.service"
+    unit.write_text(systemd_unit(Service(role, ["/bin/true", role]), system=False), encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "--user", "verify", "--man=no", str(unit)],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_systemd
