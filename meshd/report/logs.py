@@ -31,7 +31,7 @@ _KNOWN = tuple(
         r"  Device \d+: .*",
         r"(?:system_info|build(?:_info)?|common_memory_breakdown_print|llama_memory_breakdown_print): .*",
         r"print_info: (?:arch|file format|file type|file size|model type|model params|n_\w+|rope \w+)"
-        r"\s*[=:]\s*[\w. ()/,+-]*",
+        r" *+[=:][\w. ()/,+-]*",
         r"load_tensors: .*(?:buffer size|offload\w*|layers).*",
         r"(?:llama_kv_cache\w*|sched_reserve|llama_context|graph_reserve): "
         r".*(?:size|seq|n_ctx|n_batch|fail\w*).*",

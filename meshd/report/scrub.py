@@ -48,6 +48,11 @@ _AFTER_NAMES = re.compile(
     r"(?!\[|\d[\d.]{0,20}(?![\w-]))[^\s\"'&,;\\]{4,400}",
     re.IGNORECASE,
 )
+# An option of a command line, as words or as a list of them.
+_AFTER_OPTIONS = re.compile(
+    rf"(--[a-z0-9_-]{{0,40}}?{_SECRET_NAME}[\"']?,?\s{{1,3}}[\"']?)(?![\[-])[^\s\"'`,;\\]{{6,400}}",
+    re.IGNORECASE,
+)
 _AUTHORIZATION = re.compile(
     r"(authorization[\"'\\]{0,3}\s{0,2}[=:]\s{0,2}[\"'\\]{0,3}|bearer\s{1,3})"
     r"((?:bearer|basic|digest|token)\s{1,3})?+(?!\[)[^\s\"',;\\]{6,400}",
@@ -64,8 +69,10 @@ _NAMED_HOST = re.compile(
 )
 LOCAL_NAMES = (".local", ".lan", ".internal", ".home", ".arpa", ".localdomain")
 _IPV4 = re.compile(rf"{_BEGIN}(?<!\.)(?<!\d)(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?!\d|\.\d)")
+# Also after a word and a colon, and before a colon: `cannot reach ADDRESS: timed out`.
 _IPV6 = re.compile(
-    r"(?:(?<![0-9A-Za-z:])|(?<=\\[nrt]))(?:[0-9A-Fa-f]{0,4}:){2,7}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9A-Fa-f]{0,4})(?![0-9A-Za-z:])"
+    r"(?:(?<![0-9A-Za-z:])|(?<=\\[nrt])|(?<=[0-9A-Za-z]:)(?!:))"
+    r"(?:[0-9A-Fa-f]{0,4}:){2,7}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9A-Fa-f]{0,4})(?<![^:]:)(?![0-9A-Za-z])"
 )
 # Addresses that say nothing about a place, and that a fault of the network is found by.
 _LOCAL = tuple(
@@ -173,6 +180,7 @@ class Scrubber:
         text = _USER_OF_URL.sub(lambda _: f"{self._removal()}@", text)
         text = _QUERY_OF_URL.sub(r"\1?[removed]", text)
         text = _AUTHORIZATION.sub(lambda found: f"{found[1]}{found[2] or ''}{self._removal()}", text)
+        text = _AFTER_OPTIONS.sub(lambda found: f"{found[1]}{self._removal()}", text)
         text = _AFTER_NAMES.sub(lambda found: f"{found[1]}{self._removal()}", text)
         text = _IPV4.sub(self._mask, _IPV6.sub(self._mask, text))  # the former may contain the latter
         text = _NAMED_HOST.sub(self._mask_host, text)

@@ -91,6 +91,13 @@ def test_a_hostile_line_is_cut_and_shows_no_escapes(tmp_path: Path) -> None:
     assert line.isprintable() and len(line) < MOST_LINE_CHARS + 100
 
 
+@pytest.mark.timeout(20)
+def test_spaces_of_a_model_do_not_take_long(tmp_path: Path) -> None:
+    """A name of a model may have a line end: quadratic time would be minutes."""
+    (tmp_path / "llama-server.log").write_text("print_info: n_x = " + " " * 400_000 + "!\n")
+    assert one_of(tmp_path, "llama-server") == ((), 1)
+
+
 def test_only_the_newest_programs_are_shown(tmp_path: Path) -> None:
     for number in range(MOST_CHILDREN + 4):
         path = tmp_path / f"mesh-server-{number}.log"

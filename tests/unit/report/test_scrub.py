@@ -129,6 +129,9 @@ def test_what_looks_like_a_secret_is_removed(secret: str, around: str) -> None:
         ("http://u:p4ss@proxy.lan:3128/x", f"http://{REMOVED}@proxy.lan:3128/x"),
         ("https://h.lan/m?X-Amz-Signature=abc#f", "https://h.lan/m?[removed]"),
         ("token=[redacted]", "token=[redacted]"),
+        ("--api-key abcd1234efgh -ngl 9", f"--api-key {REMOVED} -ngl 9"),
+        ("['--hf-token', 'abcd1234efgh']", f"['--hf-token', '{REMOVED}']"),
+        ("--api-key --no-webui --api-key-file keys.txt", "--api-key --no-webui --api-key-file keys.txt"),
     ],
 )
 def test_the_words_around_a_secret_stay(text: str, scrubbed: str) -> None:
@@ -140,6 +143,11 @@ def test_the_words_around_a_secret_stay(text: str, scrubbed: str) -> None:
     [
         ("8.8.4.4:17430 and 8.8.4.4, 9.9.9.9", "ip4-1:17430 and ip4-1, ip4-2"),
         ("[2001:db8:1::2]:443 2001:DB8:1::2", "[ip6-1]:443 ip6-1"),
+        ("dial 2001:db8:1::2: timed out", "dial ip6-1: timed out"),
+        ("2001:db8:1:0:0:0:0:2: refused", "ip6-1: refused"),
+        ("2001:db8:1:0:0:0:0:2:443", "ip6-1:443"),
+        ("quic:2001:db8:1::2", "quic:ip6-1"),
+        ("at 10:22:12:33 std::add::all", "at 10:22:12:33 std::add::all"),
         ("remote=::ffff:93.184.216.34", "remote=ip4-1"),
         ("'93.184.216.34'.", "'ip4-1'."),
         *(
@@ -214,7 +222,7 @@ def test_a_short_secret_is_counted_and_does_not_blank_words() -> None:
             "1.1.1.1",
             "a:",
         ),
-        *("token=", "abcdefghijklmnopq\n", "::", "/home/", "?", "://a?", "x" * 50 + " "),
+        *("token=", "abcdefghijklmnopq\n", "::", "/home/", "?", "://a?", "--token", "x" * 50 + " "),
     ],
 )
 def test_no_text_takes_long(unit: str) -> None:
