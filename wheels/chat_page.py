@@ -20,12 +20,15 @@ import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 
+from meshd import __version__
 from meshd.base.errors import UserError
 from meshd.build.fetch import fetch
 from meshd.build.interface import BuildProgress
 from meshd.build.pin import Pin, read_pin
 from meshd.config.tree import find_cache
 from meshd.gateway.pages import CHAT_FOLDER, INDEX_NAME
+
+from wheels.parts import Part, bill
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = Path(__file__).with_name("chat")
@@ -46,6 +49,8 @@ _TYPES = {
     ".woff2": "font/woff2",
 }
 _COMPRESSED = frozenset({".png", ".woff2"})
+BILL_NAME, LICENCES_NAME = "meshd.cdx.json", "LICENSES.txt"
+_NOTICE = re.compile(r"(?:\A|\n-{80}\n\n)(\S+)(?: (\S+))?: ([^\n]+)\n\n")  # as notices.ts writes them
 _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -74,7 +79,9 @@ async def make(build: Path, out: Path) -> int:
     _run(_INSTALL, source, {})
     _run(_BUILD, source, {"MESHD_CHAT_VERSION": pin.commit[:9], "NODE_ENV": "production"})
     (source / "dist/build.json").write_text(json.dumps({"version": pin.release}), encoding="utf-8")
-    return pack(source / "dist", out)
+    size = pack(source / "dist", out)
+    describe((source / "dist" / LICENCES_NAME).read_text(encoding="utf-8"), out, pin)
+    return size
 
 
 def _told(progress: BuildProgress) -> None:
@@ -83,7 +90,7 @@ def _told(progress: BuildProgress) -> None:
 
 def check_node() -> None:
     """Raise UserError unless Node.js and npm are there."""
-    hint = f"install Node.js {NODE} or later with npm, or do without: meshd then has its small page"
+    hint = f"install Node.js {NODE} or later with npm, or do without (`make dist CHAT=`): meshd then has its small page"
     if shutil.which("npm") is None or (node := shutil.which("node")) is None:
         raise UserError("the chat page is built with Node.js and npm, which are missing", hint=hint)
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
@@ -152,6 +159,31 @@ def pack(built: Path, out: Path) -> int:
     index = json.dumps({"scripts": scripts, "files": files}, indent=1, sort_keys=True)
     (out / INDEX_NAME).write_text(f"{index}\n", encoding="utf-8")
     return size
+
+
+def describe(licences: str, out: Path, pin: Pin) -> None:
+    """Write the licences and the bill of what is in the page, for the wheel's metadata; neither is served."""
+    (out / LICENCES_NAME).write_text(licences, encoding="utf-8")
+    (out / BILL_NAME).write_text(bill("meshd", __version__, page_parts(licences), {}, pin), encoding="utf-8")
+
+
+def page_parts(licences: str) -> list[Part]:
+    """Return what is in the page. Raises UserError for a package whose licence nobody knows."""
+    notices = list(_NOTICE.finditer(licences))
+    ends = [*(notice.start() for notice in notices[1:]), len(licences)]
+    parts = []
+    for notice, end in zip(notices, ends, strict=False):
+        name, version, licence = notice[1], notice[2] or "", notice[3]
+        text = licences[notice.end() : end]
+        if licence == "undefined" and re.match(r"(The )?MIT License\b", text):
+            licence = "MIT"  # its package.json does not say so
+        if licence == "undefined":
+            raise UserError(
+                f"the licence of `{name}` is not known", hint="name it in `page_parts`, as its text says"
+            )
+        purl = f"pkg:npm/{name.replace('@', '%40')}@{version}" if version else ""
+        parts.append(Part(name, version, licence, text, purl))
+    return parts
 
 
 def script_digest(script: bytes) -> str:

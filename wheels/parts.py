@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,8 +158,10 @@ def _licence(folder: Path, place: _Place) -> str:
 def bill(name: str, version: str, parts: Sequence[Part], files: Mapping[str, bytes], pin: Pin) -> str:
     """Return the bill of materials: CycloneDX 1.6 as JSON, without the time at which it was made."""
     components: list[dict[str, object]] = []
-    for part in parts:
-        component: dict[str, object] = {"type": "library", "bom-ref": part.name, "name": part.name}
+    names = Counter(part.name for part in parts)
+    refs = [part.name if names[part.name] == 1 else f"{part.name}@{part.version}" for part in parts]
+    for part, ref in zip(parts, refs, strict=True):
+        component: dict[str, object] = {"type": "library", "bom-ref": ref, "name": part.name}
         if part.version:
             component["version"] = part.version
         component["licenses"] = [{"expression": part.licence}]
@@ -193,7 +196,7 @@ def bill(name: str, version: str, parts: Sequence[Part], files: Mapping[str, byt
             }
         },
         "components": components,
-        "dependencies": [{"ref": product, "dependsOn": sorted(part.name for part in parts)}],
+        "dependencies": [{"ref": product, "dependsOn": sorted(refs)}],
     }
     serial = uuid.uuid5(_NAMESPACE, json.dumps(document, sort_keys=True))
     return json.dumps({**document, "serialNumber": f"urn:uuid:{serial}"}, indent=1, sort_keys=True) + "\n"

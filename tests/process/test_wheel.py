@@ -1,19 +1,24 @@
 """The wheel, installed outside the checkout, has all that an installed meshd needs."""
 
 import email
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from meshd.build.pin import read_pin
+from wheels.chat_page import LICENCES_NAME, describe
 
 from tests.rules.source import ROOT
+
+LICENCES = "llama.cpp: MIT\n\ntext\n" + f"\n{'-' * 80}\n\n@a/page 1.2.3: Apache-2.0\n\ntext\n"
 
 
 def _run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -34,10 +39,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
         shutil.copy(ROOT / name, source / name)
     for name in ("meshd", "native", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "chat"))
+    chat = source / "meshd/gateway/chat"
+    chat.mkdir()
+    describe(LICENCES, chat, read_pin())
     done = _run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
         *("--no-index", "--no-build-isolation", "--wheel-dir", folder, source),
@@ -74,7 +82,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     assert done.returncode == 0, done.stderr
     (site,) = venv.glob("lib/python*/site-packages")
     # a folder named in a .pth file is searched, but its own .pth files (our editable meshd) are not read
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    # all folders of packages: those of a venv may lie in another one
+    packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site / "dependencies.pth").write_text("\n".join([*packages, ""]), encoding="utf-8")
     return Installed(venv / "bin", folder)
 
 
@@ -91,6 +101,19 @@ def test_it_holds_what_a_native_build_needs_and_nothing_more(wheel: Path) -> Non
     assert {name for name in names if name.startswith("meshd/gateway/page/")} == page
     tops = {name.partition("/")[0] for name in names}
     assert all(top == "meshd" or top.endswith(".dist-info") for top in tops)
+
+
+def test_it_names_what_the_chat_page_bundles(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name.partition(".dist-info/")[2]: archive.read(name) for name in archive.namelist()}
+    metadata = email.message_from_bytes(files["METADATA"])
+    named = metadata.get_all("License-File") or []
+    assert sorted(named) == ["LICENSE", f"meshd/gateway/chat/{LICENCES_NAME}"]
+    assert files[f"licenses/meshd/gateway/chat/{LICENCES_NAME}"].decode() == LICENCES
+    (bill,) = (json.loads(text) for name, text in files.items() if name.startswith("sboms/"))
+    assert {part["name"] for part in bill["components"]} == {"llama.cpp", "@a/page"}
+    expression = set(re.split(r" AND ", metadata["License-Expression"]))
+    assert {part["licenses"][0]["expression"] for part in bill["components"]} <= expression
 
 
 def test_it_runs_from_its_own_files(installed: Installed) -> None:

@@ -4,15 +4,29 @@ import base64
 import hashlib
 import io
 import json
+import re
 import tarfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
 from meshd.build.pin import Pin, read_pin
-from meshd.gateway.pages import INDEX_NAME
-from wheels.chat_page import OURS, check_node, pack, script_digest, unpack
+from meshd.gateway.pages import CHAT_FOLDER, INDEX_NAME
+from wheels.chat_page import (
+    BILL_NAME,
+    LICENCES_NAME,
+    OURS,
+    check_node,
+    describe,
+    pack,
+    page_parts,
+    script_digest,
+    unpack,
+)
+
+from tests.rules.source import ROOT
 
 TOP = "llama/vendor/llama.cpp"
 LOGO = '<svg fill="currentColor"/>'
@@ -76,7 +90,7 @@ def test_without_node_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError) as raised:
         check_node()
-    assert raised.value.hint
+    assert "make dist CHAT=" in (raised.value.hint or "")
 
 
 def test_each_script_within_the_html_is_in_the_index_by_its_hash(tmp_path: Path) -> None:
@@ -87,3 +101,30 @@ def test_each_script_within_the_html_is_in_the_index_by_its_hash(tmp_path: Path)
     scripts = json.loads((tmp_path / "out" / INDEX_NAME).read_text())["scripts"]
     assert scripts == [script_digest(b"one()"), script_digest(b"two()")]
     assert scripts[0] == "sha256-" + base64.b64encode(hashlib.sha256(b"one()").digest()).decode()
+
+
+def licences(*notices: str) -> str:
+    return f"\n{'-' * 80}\n\n".join(f"{notice}\n" for notice in notices)
+
+
+def test_two_versions_of_a_package_are_two_parts_of_the_bill(tmp_path: Path, pin: Pin) -> None:
+    describe(
+        licences("llama.cpp: MIT\n\ntext", "@a/b 1.0.0: ISC\n\nx", "@a/b 2.0.0: ISC\n\ny"), tmp_path, pin
+    )
+    bill = json.loads((tmp_path / BILL_NAME).read_text())
+    assert [part["bom-ref"] for part in bill["components"]] == ["llama.cpp", "@a/b@1.0.0", "@a/b@2.0.0"]
+    assert bill["components"][1]["purl"] == "pkg:npm/%40a/b@1.0.0"
+
+
+def test_a_licence_that_a_package_does_not_name_is_read_from_its_text() -> None:
+    (part,) = page_parts(licences("a 1.0.0: undefined\n\nMIT License\n\nCopyright"))
+    assert part.licence == "MIT"
+    with pytest.raises(UserError):
+        page_parts(licences("a 1.0.0: undefined\n\nAll rights reserved"))
+
+
+@pytest.mark.skipif(not (CHAT_FOLDER / LICENCES_NAME).exists(), reason="needs `make chat`")
+def test_the_project_names_every_licence_of_the_page() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+    parts = page_parts((CHAT_FOLDER / LICENCES_NAME).read_text())
+    assert {part.licence for part in parts} == set(re.split(r" AND ", named))

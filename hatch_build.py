@@ -1,0 +1,18 @@
+"""The step of hatchling that puts the chat page's bill of materials into the wheel, if the page was built."""
+
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# wheels/chat_page.py writes it; `sbom-files` of pyproject.toml would demand it of those without the page
+_BILL = "meshd/gateway/chat/meshd.cdx.json"
+
+
+class BillHook(BuildHookInterface[Any]):
+    """Hatchling finds it by its base class."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Name the bill to hatchling (PEP 770: `.dist-info/sboms`)."""
+        if version != "editable" and (Path(self.root) / _BILL).is_file():
+            build_data["sbom_files"].append(_BILL)
