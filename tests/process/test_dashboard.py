@@ -15,6 +15,7 @@ from meshd.admin.status import HealthWarning
 from meshd.base.metrics import exposition
 from meshd.base.metrics_port import MetricsReader
 from meshd.daemon.metrics import node_metrics
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.gateway_fake import DONE, chunk, event, streams, world
@@ -39,8 +40,24 @@ def expressions() -> Iterator[tuple[str, str, str]]:
             yield panel["title"], expression, query["legendFormat"]
 
 
-async def every_metric() -> dict[str, set[str]]:
-    """Return the labels of each metric that a node can have, by name."""
+OTHER_UNITS = {
+    "ms",
+    "milliseconds",
+    "minutes",
+    "hours",
+    "days",
+    "kb",
+    "mb",
+    "gb",
+    "kib",
+    "mib",
+    "gib",
+    "percent",
+}
+
+
+async def every_family() -> list[Metric]:
+    """Return all metrics that a node can have, as a scrape has them."""
     last = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": TIMINGS})
     async with world(streams(chunk("a"), last, DONE)) as here:
         async with await here.chat(stream=True) as reply:
@@ -50,8 +67,13 @@ async def every_metric() -> dict[str, set[str]]:
             full_status(), warnings=(HealthWarning(code="a", severity="info", what="", hint=""),)
         )
         text = exposition(node_metrics(status, MetricsReader.OPERATOR), here.gateway.collect())
+    return list(text_string_to_metric_families(text))
+
+
+async def every_metric() -> dict[str, set[str]]:
+    """Return the labels of each metric that a node can have, by name."""
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in await every_family():
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -147,9 +169,17 @@ async def test_the_docs_name_metrics_that_exist() -> None:
 
 
 async def test_names_have_units() -> None:
-    """Prometheus's conventions: `_total` for counters, base units, and none of the others."""
-    metrics = await every_metric()
-    for name in metrics:
-        assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|kib|mib|percent|count_total)(_|$)", name), name
-    counted = {name for name in metrics if name.startswith("meshd_") and name.endswith("_total")}
-    assert {"meshd_requests_total", "meshd_link_sent_bytes_total"} <= counted
+    """Prometheus's conventions, as `promtool check metrics` has them."""
+    ours = [family for family in await every_family() if family.name.startswith("meshd_")]
+    # `_created` is what the library adds
+    families = {family.name: family for family in ours if not family.name.endswith("_created")}
+    assert {family.type for family in families.values()} == {"counter", "gauge", "histogram"}
+    for name, family in families.items():
+        assert family.documentation, name
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)+", name), name
+        assert not OTHER_UNITS & {*name.split("_")}, name
+        assert not re.search(r"_(total|count|sum|bucket|gauge|counter|histogram)$", name), name
+        assert not re.search(r"_(seconds|bytes|ratio)_", name), f"{name}: its unit comes last"
+        samples = {sample.name for sample in family.samples}
+        assert family.type != "counter" or samples <= {f"{name}_total", f"{name}_created"}, name
+    assert {"meshd_requests", "meshd_link_sent_bytes"} <= families.keys()
