@@ -96,21 +96,27 @@ def advise(facts: NetFacts, *, servers: Sequence[str], unresolved: Sequence[str]
         )
     for name in unresolved:
         found.append(Advice("unresolved", "warning", f"cannot resolve `{name}`", "check the name and DNS"))
-    found += _blocked(facts, bool(servers))
+    found += _blocked(facts, bool(servers), resolved=len(unresolved) < len(servers))
     found += _nat(facts)
     order: tuple[Severity, ...] = ("error", "warning", "info")
     return tuple(sorted(found, key=lambda advice: order.index(advice.severity)))
 
 
-def _blocked(facts: NetFacts, asked: bool) -> list[Advice]:
+def _blocked(facts: NetFacts, asked: bool, *, resolved: bool) -> list[Advice]:
     if facts.tcp is Tcp.INTERCEPTED:
         what = "something on this network answers instead of the servers, such as a login page"
         return [Advice("captive", "error", what, "open a web page in a browser and log in to the network")]
     if asked and facts.udp is Udp.UNKNOWN and facts.tcp in (Tcp.UNKNOWN, Tcp.BLOCKED):
-        what = "no STUN server or relay answers, over UDP or TCP"
-        return [
-            Advice("offline", "error", what, "check that this machine is online, and the servers' addresses")
-        ]
+        what, hint = (
+            "no STUN server or relay answers, over UDP or TCP",
+            "check that this machine is online, and the servers' addresses",
+        )
+        if not resolved:  # nothing was asked: the name server is the likely fault
+            what, hint = (
+                "no name of a STUN server or relay can be resolved",
+                "check that this machine is online, its DNS, and the servers' names",
+            )
+        return [Advice("offline", "error", what, hint)]
     if facts.udp is Udp.BLOCKED and facts.tcp is Tcp.ONLY_443:
         what = "this network allows only outgoing TCP to port 443"
         return [Advice("only_443", "warning", what, "use a relay that listens on port 443 (--relay URL)")]

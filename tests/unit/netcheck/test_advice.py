@@ -172,6 +172,23 @@ def test_what_is_wrong(facts: NetFacts, codes: tuple[str, ...]) -> None:
     assert tuple(one.code for one in advise(facts, servers=("stun.example:3478",))) == codes
 
 
+def test_dns_is_named_only_if_no_name_was_resolved() -> None:
+    servers = ("a.example:3478", "b.example:3478")
+    by_unresolved = {
+        count: next(
+            one
+            for one in advise(NetFacts(), servers=servers, unresolved=servers[:count])
+            if one.code == "offline"
+        )
+        for count in range(3)
+    }
+    assert {count: "DNS" in found.hint for count, found in by_unresolved.items()} == {
+        0: False,
+        1: False,
+        2: True,
+    }
+
+
 def test_servers_that_are_missing() -> None:
     assert [one.code for one in advise(PUBLIC, servers=())] == ["no_servers"]
     found = advise(NO_UDP, servers=("a:1", "b:2"), unresolved=("a:1",))
