@@ -90,7 +90,7 @@ def _told(progress: BuildProgress) -> None:
 
 def check_node() -> None:
     """Raise UserError unless Node.js and npm are there."""
-    hint = f"install Node.js {NODE} or later with npm, or do without (`make dist CHAT=`): meshd then has its small page"
+    hint = f"install Node.js {NODE} or later with npm, or do without (`make dist CHAT=`): a small page stays"
     if shutil.which("npm") is None or (node := shutil.which("node")) is None:
         raise UserError("the chat page is built with Node.js and npm, which are missing", hint=hint)
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
