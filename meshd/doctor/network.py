@@ -196,7 +196,7 @@ def check_outside(config: Config) -> Iterator[Finding]:
     except NotRunning:
         reply = check_alone(config, servers)
     except MeshdError:
-        return  # node.py reports it
+        return  # services.py reports it
     yield from _of_problems(reply.problems)
 
 

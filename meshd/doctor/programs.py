@@ -51,7 +51,7 @@ async def check_programs(config: Config) -> list[Finding]:
         with tempfile.TemporaryDirectory(prefix="meshd-doctor-") as logs:
             return await _try_builds(natives, config, Path(logs))
     except OSError:
-        return []  # installation.py reports that there is no room for temporary files
+        return []  # machine.py reports that there is no room for temporary files
 
 
 def _not_built(error: UserError) -> Iterator[Finding]:
