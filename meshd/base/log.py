@@ -5,6 +5,10 @@ their fields to systemd's journal if that is where stderr leads, and if asked to
 size. Values under names that hold secrets are replaced before anything
 is written.
 
+systemd connects the stderr of a service with the journal, and says so in JOURNAL_STREAM. Lines that go to the
+journal's own socket instead can be found by what they are about: `journalctl MESHD_PEER=q4x… -p warning`.
+Format: https://systemd.io/JOURNAL_NATIVE_PROTOCOL/.
+
 Lines that outsiders cause are limited, so that they cannot rotate others out of the log. A line that names a
 peer counts for the peer. One that names none (an unproven connection, a relay, a client at a local port, this
 node itself) counts for its kind, so there is no line without a limit. The first lines about each peer come
@@ -15,19 +19,20 @@ of that.
 import io
 import logging
 import os
+import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from struct import Struct
 from types import TracebackType
 from typing import IO, Protocol
 
 from meshd.base.admission import Rate, Rates
 from meshd.base.files import RotatedFile
-from meshd.base.journal import entry, leads_to_journal, open_journal
 from meshd.base.peer_limits import (
     FIRST_LINES,
     FIRST_LINES_IN_ALL,
@@ -503,3 +508,57 @@ def get(area: str) -> Logger:
 
 
 set_up(level="warning")  # until a daemon says otherwise; structlog's own default would write to stdout
+
+
+JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
+MOST_ENTRY_BYTES = 128 << 10  # in one datagram: well below the kernel's limit for sockets of this kind
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}  # of syslog
+_LENGTH = Struct("<Q")
+
+
+def leads_to_journal(descriptor: int, environ: Mapping[str, str]) -> bool:
+    """Return True if systemd has connected this descriptor with the journal."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def open_journal(path: Path = JOURNAL_SOCKET) -> socket.socket | None:
+    """Return a socket to the journal, each write to which is an entry; None if it cannot be reached."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        sock.connect(os.fspath(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def entry(message: str, level: str, fields: Mapping[str, object]) -> bytes:
+    """Return an entry: `message` for people, and a field `MESHD_NAME` for each of `fields`.
+
+    Fields for which there is no room are left out, the last ones first.
+    """
+    found = bytearray()
+    for name, value in _named(message, level, fields):
+        written = _field(name, value.encode(errors="replace")[: MOST_ENTRY_BYTES // 2])
+        if len(found) + len(written) > MOST_ENTRY_BYTES:
+            break
+        found += written
+    return bytes(found)
+
+
+def _named(message: str, level: str, fields: Mapping[str, object]) -> Iterable[tuple[str, str]]:
+    yield "PRIORITY", str(_PRIORITIES.get(level, 6))
+    yield "SYSLOG_IDENTIFIER", "meshd"
+    yield "MESSAGE", message
+    for name, value in fields.items():
+        yield f"MESHD_{name.upper()}", str(value)
+
+
+def _field(name: str, value: bytes) -> bytes:
+    if b"\n" not in value:
+        return b"%s=%s\n" % (name.encode(), value)
+    return b"%s\n%s%s\n" % (name.encode(), _LENGTH.pack(len(value)), value)

@@ -10,8 +10,8 @@ from struct import unpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.base import journal, log
-from meshd.base.journal import MOST_ENTRY_BYTES, entry, leads_to_journal, open_journal
+from meshd.base import log
+from meshd.base.log import MOST_ENTRY_BYTES, entry, leads_to_journal, open_journal
 
 FIELDS = st.dictionaries(
     st.from_regex("[a-z][a-z_]{0,9}", fullmatch=True), st.text() | st.integers() | st.none(), max_size=5
@@ -166,4 +166,4 @@ def test_a_journal_that_takes_nothing_holds_up_nobody(
 
 def test_no_journal_is_no_error(tmp_path: Path) -> None:
     assert open_journal(tmp_path / "nobody") is None
-    assert journal.JOURNAL_SOCKET.is_absolute()
+    assert log.JOURNAL_SOCKET.is_absolute()
