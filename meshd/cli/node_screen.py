@@ -50,7 +50,7 @@ class Step:
 
 
 class NodeScreen:
-    """Announces on a terminal (implements Announcer of daemon/announce.py)."""
+    """Announces on a terminal (implements Announcer of daemon/run.py)."""
 
     def __init__(
         self,

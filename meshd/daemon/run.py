@@ -3,6 +3,10 @@
 First this machine is checked, before the daemon contacts another one. A fault of this machine (a taken port,
 a wrong device or relay, a key file that others can read) must be reported before it costs one use of an
 invite, or a mesh is founded.
+
+A daemon announces its invite, and what to do with it, to the person or program that started it. Programs get
+the invite on stdout and remarks on stderr, between the lines of the log. On a terminal the command line
+announces in its own way (cli/node_screen.py).
 """
 
 import asyncio
@@ -13,10 +17,12 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from meshd.admin.api import InviteReply
 from meshd.admin.health import same_name
 from meshd.admin.server import AdminServer
+from meshd.admin.status import Status
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import ended, watch_loop
@@ -27,7 +33,6 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import METRICS_EXAMPLE, Config
-from meshd.daemon.announce import Announcer, PlainAnnouncer
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
@@ -61,6 +66,82 @@ from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
 from meshd.rendezvous.join_or_found import Entered
 from meshd.store.hash_cache import HashCache, PieceCache
+
+
+class Announcer(Protocol):
+    """The interface of what announces. All text is for people."""
+
+    def note(self, text: str) -> None:
+        """Announce what a person must do or know."""
+
+    def looking(self, text: str) -> None:
+        """Announce what is under way."""
+
+    def invite(self, invite: InviteReply, now: float, use: str) -> None:
+        """Announce the invite, at the wall clock time `now`; `use` is what to do with it."""
+
+    def remark(self, text: str) -> None:
+        """Announce what helps a person, and is of no use to a program."""
+
+    def ready(self, url: str, lan_url: str | None) -> None:
+        """Announce that the API answers; `lan_url` is its address for other devices."""
+
+    def follow(self, status: Callable[[], Status]) -> None:
+        """Announce the changes of this status from now on."""
+
+    async def serve(self) -> None:
+        """Announce until cancelled, or return if nothing changes by itself."""
+
+    def stopping(self) -> None:
+        """Announce that the node is stopping."""
+
+    def close(self) -> None:
+        """Announce nothing more."""
+
+
+class PlainAnnouncer:
+    """Announces to programs: `out` gets the invite, `note` text for people (implements Announcer)."""
+
+    def __init__(self, out: Callable[[str], None], note: Callable[[str], object], *, remarks: bool) -> None:
+        """Without `remarks`, the log is for programs, and is not mixed with remarks."""
+        self._out = out
+        self._note = note
+        self._remarks = remarks
+
+    def note(self, text: str) -> None:
+        """Write the text on stderr."""
+        self._note(text)
+
+    looking = note
+
+    def invite(self, invite: InviteReply, now: float, use: str) -> None:
+        """Write the invite on stdout."""
+        self._out(invite.token)
+        self.remark(f"{invite.validity(now)}\n{use}")
+
+    def remark(self, text: str) -> None:
+        """Write the text on stderr, unless the log is for programs."""
+        if text and self._remarks:
+            self._note(text)
+
+    def ready(self, url: str, lan_url: str | None) -> None:
+        """Write the API's address, as the last line for people."""
+        self.remark(f"ready: chat at {url}")
+        if lan_url is not None:
+            self.remark(f"from other devices: {lan_url}")
+
+    def follow(self, status: Callable[[], Status]) -> None:
+        """Do nothing: the log has the changes."""
+
+    async def serve(self) -> None:
+        """Return."""
+
+    def stopping(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
 
 if TYPE_CHECKING:
     from meshd.daemon.fetching import Fetching

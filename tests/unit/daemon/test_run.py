@@ -20,14 +20,13 @@ from meshd.base.tasks import Owner, first_error
 from meshd.config.forms import HostPort
 from meshd.config.serve_settings import ClientConfig, ModelConfig, ServeConfig
 from meshd.config.tree import Config, LinksConfig, Paths, WorkerConfig
-from meshd.daemon.announce import PlainAnnouncer
 from meshd.daemon.control import TunnelAnswers
 from meshd.daemon.fetching import Fetching
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.role_kind import ClaimedRole
 from meshd.daemon.roles import ROLES, ClaimedServe, ClaimedWorker
-from meshd.daemon.run import Daemon, preflight, url_in_the_lan, watch_names
+from meshd.daemon.run import Daemon, PlainAnnouncer, preflight, url_in_the_lan, watch_names
 from meshd.devices.interface import NativeBuild
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.keys import KeyPair, PeerId
