@@ -11,8 +11,8 @@ from meshd.admin.api import NetcheckReply
 from meshd.admin.snapshot import NOT_ASKED, mapped, netcheck_reply
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import kept_up
-from meshd.base.name_lookups import LookupLoop
 from meshd.base.tasks import Owner
+from meshd.base.wakeful_loop import LookupLoop
 from meshd.config.tree import Config
 from meshd.identity.invite import parse_relay_url
 from meshd.identity.keystore import Home

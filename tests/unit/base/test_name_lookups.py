@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from meshd.base.name_lookups import MOST_LOOKUPS, LookupLoop
+from meshd.base.wakeful_loop import MOST_LOOKUPS, LookupLoop
 
 HANG = """
 import asyncio, socket, sys, time
-from meshd.base.name_lookups import LookupLoop
+from meshd.base.wakeful_loop import LookupLoop
 socket.getaddrinfo = lambda *question: time.sleep(600)
 async def main():
     try:
