@@ -28,7 +28,6 @@ from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines
 from meshd.devices.devices import head_threads, llama_threads
-from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import IS_SUSPENDED, NativeBuild, Processes, Report, RolePaths
 from meshd.head.lease import Lease, MeshEnd, ModelHeader, WeightsReport
 from meshd.head.measures import AwayTimes
@@ -47,6 +46,7 @@ from meshd.process.interface import (
     ChildState,
     ChildStatus,
     Network,
+    Outgoing,
     ReadyProbe,
     Sandbox,
 )

@@ -26,12 +26,12 @@ from meshd.base.tasks import Owner, first_error
 from meshd.devices.device_list import Listing
 from meshd.devices.device_trial import DeviceTrials
 from meshd.devices.devices import pick
-from meshd.devices.fd_handover import Outgoing
 from meshd.devices.interface import RoleRuntime, RoleStatus
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.messages import MessageStream
+from meshd.process.interface import Outgoing
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     HEAD_ENDED,
