@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.mux.config import MuxConfig, NodeBudget, Priority
-from meshd.mux.fast_path import MOST_FAST_BYTES
+from meshd.mux.session import MOST_FAST_BYTES
 from meshd.mux.upload import Upload
 from meshd.wire.frame import Ping, ack_frame, data_header, encode
 
