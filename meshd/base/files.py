@@ -2,7 +2,7 @@
 
 A log is a RotatedFile. A cache file is replaced as a whole or not at all (for state that must survive a
 crash: identity/folder.py). A file that a user names may be a pipe or a device by mistake: these never end, or
-hang.
+hang. A service or a container may run as a user id that has no name, no home directory and no variable HOME.
 """
 
 import errno
@@ -11,6 +11,8 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from meshd.base.errors import UserError
 
 ROOT = Path("/")
 SECRETS = Path("run/secrets")  # where Docker, Podman and Kubernetes put files for one container
@@ -178,3 +180,37 @@ def _is_in_memory(path: Path, root: Path) -> bool:
             mounts[root / fields[4].lstrip("/")] = after.partition(" ")[0]
     place = next(folder for folder in (path, *path.parents) if folder in mounts)
     return mounts[place] in _IN_MEMORY
+
+
+_NOWHERE = Path("/nonexistent")  # as Debian writes it for users without a home directory
+
+
+def home_folder() -> Path:
+    """Return the user's home directory. Raises UserError if there is none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UserError(
+            "this user has no home directory",
+            hint="set HOME, or MESHD_HOME and MESHD_CACHE, to directories that meshd may write to",
+        ) from None
+
+
+def expanded(path: Path | str) -> Path:
+    """Return the path with `~` and `~USER` expanded. Raises UserError if there is no such home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise UserError(
+            f"`{path}` cannot be resolved: `{user}` has no known home directory",
+            hint=f"give the path without `{user}`",
+        ) from None
+
+
+def in_home(path: str) -> Path:
+    """Return a place that other programs use; without a home directory, one that does not exist."""
+    try:
+        return Path.home() / path
+    except RuntimeError:
+        return _NOWHERE / path

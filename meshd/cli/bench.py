@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.cli.options import Arguments, milliseconds, number
 from meshd.cli.output import Output
 from meshd.config.load import load

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.cli.options import Arguments, Parser, add_config_file, config_file, note_unknown_variables
 from meshd.cli.output import Json, Output
 from meshd.config.load import EffectiveValue, load, with_kept_name

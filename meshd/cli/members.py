@@ -27,7 +27,7 @@ from meshd.admin.api import (
 from meshd.admin.client import Client, NotRunning, ask
 from meshd.admin.request import Request, to_fields, to_json
 from meshd.base.errors import UsageError, UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.base.units import in_time
 from meshd.cli.options import Arguments, Parser, duration, number, read_text
 from meshd.cli.output import Output

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.build.interface import BACKENDS, MESH_PROGRAM, NAME_IN_SCRIPTS
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role
 from meshd.cli.output import Json, Output

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from meshd.base.errors import UsageError, UserError
-from meshd.base.files import read_regular
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded, read_regular
 from meshd.cli.layout import Layout
 from meshd.cli.output import Output, standard
 from meshd.config.forms import RATE, parse_duration, parse_rate, whole

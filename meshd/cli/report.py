@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from meshd.base.errors import MeshdError, UsageError, UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.base.units import in_bytes, in_time
 from meshd.cli.options import Arguments, Parser, split_rest
 from meshd.cli.output import Output

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from meshd.base.errors import UsageError, UserError
-from meshd.base.files import open_regular
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded, open_regular
 from meshd.base.hosts import is_loopback
 from meshd.cli.find_models import find_model, find_served_model, find_worker_models
 from meshd.cli.options import (

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshd.base.errors import MeshdError, UsageError, UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.base.units import in_number, in_time
 from meshd.cli.options import VARIABLES, Arguments, Parser, number, split_rest
 from meshd.cli.output import Output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshd import __version__
 from meshd.base.errors import UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Arguments, Parser
 from meshd.cli.output import Output

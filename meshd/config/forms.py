@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.base.hosts import why_no_host
 from meshd.identity import naming
 from meshd.model.layer_range import LayerRange, parse_layer_range

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from meshd.base.errors import UsageError, UserError
-from meshd.base.files import read_regular
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded, read_regular
 from meshd.config import forms
 from meshd.config.removed import check_variables, instead_of_value, removed_key
 from meshd.config.serve_settings import ClientConfig, ModelConfig, ModelSettings, ServeConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from meshd.base.home_folder import expanded, home_folder
+from meshd.base.files import expanded, home_folder
 from meshd.config import forms
 from meshd.config.forms import HostPort, choice, listed, whole
 from meshd.config.serve_settings import ClientConfig, ModelConfig, ServeConfig

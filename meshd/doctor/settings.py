@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshd.base.errors import UsageError, UserError
-from meshd.base.files import others_may_use
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded, others_may_use
 from meshd.base.hosts import is_loopback
 from meshd.config.load import load, unknown_variables
 from meshd.config.tree import VARIABLES, Config, Paths, find_cache, find_home

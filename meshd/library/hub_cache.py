@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from meshd.base.home_folder import expanded, in_home
+from meshd.base.files import expanded, in_home
 from meshd.library.disk import MAX_ENTRIES, files_below, folders_in, size_of
 from meshd.library.interface import ModelSource, StoredModel
 from meshd.model.gguf_names import GgufFile, GgufModel, choose, models_in

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.home_folder import expanded, in_home
+from meshd.base.files import expanded, in_home
 from meshd.base.units import in_exact_bytes
 from meshd.library.disk import MAX_ENTRIES, size_of
 from meshd.library.interface import ModelSource, StoredModel

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.base.units import in_bytes
 from meshd.build.fetch import demo_model
 from meshd.build.interface import BuildProgress

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshd.base.errors import UserError
-from meshd.base.home_folder import in_home
+from meshd.base.files import in_home
 from meshd.library import hub_cache, ollama
 from meshd.library.disk import files_below, is_file, size_of
 from meshd.library.interface import ModelSource, StoredModel

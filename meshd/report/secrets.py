@@ -13,8 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from meshd.base.errors import UserError
-from meshd.base.files import read_regular
-from meshd.base.home_folder import expanded, in_home
+from meshd.base.files import expanded, in_home, read_regular
 from meshd.config.tree import DEFAULT_STUN, SETTINGS, VARIABLES
 from meshd.identity.folder import DAEMON, INVITE, MEMBERSHIP, lock_holder
 from meshd.identity.keystore import IDENTITY

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from meshd.base.errors import UserError
-from meshd.base.home_folder import home_folder
+from meshd.base.files import home_folder
 from meshd.service.files import (
     ROLES,
     SYSTEM_USER,

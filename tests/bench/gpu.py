@@ -23,7 +23,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
-from meshd.base.home_folder import expanded
+from meshd.base.files import expanded
 from meshd.base.tasks import first_error
 from meshd.bench.distance import machine, measure_one_way, programs, run_meshd, run_stock
 from meshd.bench.figures import MESHD
