@@ -22,11 +22,10 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
-from meshd.peer.interface import Mesh, MetadataValue, Stream
+from meshd.peer.interface import Mesh, MetadataValue, Stream, open_on_demand
 from meshd.tunnel.compressed import METADATA, as_agreed
 from meshd.tunnel.interface import LISTEN_LOCAL, Flow, Inspector, TunnelStatus
 from meshd.tunnel.local import LocalSocket
-from meshd.tunnel.on_demand import open_on_demand
 from meshd.tunnel.pump import Counter, pump
 from meshd.wire.compressed import Compression
 
