@@ -388,7 +388,14 @@ _COPY_BELOW = 2 << 10  # bytes of a payload: copying fewer costs less than to ma
 
 
 class FastPath:
-    """Sends and receives one small message of an otherwise idle session, where nothing else is due."""
+    """Sends and receives one small message of an otherwise idle session: many steps combined into one.
+
+    A question and its answer, a token say, meet an idle session each time, and caches that the model has
+    emptied meanwhile: each step costs a microsecond or more there, and half of them look for work that is not
+    due. All that is not plain here is left to the long way (inbound.py, outbound.py), with nothing changed.
+    Both ways leave the same behind; only acknowledgements that wait for company may go up to ACK_CRUMB_DELAY
+    later on this one.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
