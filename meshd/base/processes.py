@@ -2,7 +2,8 @@
 
 Links, streams and files are bounded one by one; the soft limit of open files that shells give (256 to 1024)
 is lower. A core dump would hold keys, tokens and prompts. Of another process the kernel tells the owner of
-its end of a unix socket, whether it is suspended, and whether it works or is stuck.
+its end of a unix socket, whether it is suspended, and whether it works or is stuck. Descriptors on
+their way to a child are given away at its start, or closed when the role ends their use (Outgoing).
 """
 
 import os
@@ -10,6 +11,7 @@ import resource
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,3 +169,35 @@ def work_of(pid: int) -> ProcessWork | None:
     ticks = sum(int(field) for field in stat[_CPU_TIMES])
     count = sum(int(number) for name, number in moved if name in _MOVED)
     return ProcessWork(ticks / os.sysconf("SC_CLK_TCK"), count)
+
+
+class Outgoing:
+    """The descriptors for a child that is about to start.
+
+    Until `give` they are ours, so an error on the way leaks none.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._at_end: list[Callable[[], None]] = []
+
+    def add(self, descriptor: int) -> int:
+        """Hold `descriptor` and return it."""
+        self._held.append(descriptor)
+        return descriptor
+
+    def give(self) -> tuple[int, ...]:
+        """Return all descriptors, for ChildSpec.hand_over: from here on the child's owner has them."""
+        given, self._held = tuple(self._held), []
+        return given
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Run `action` when these descriptors are closed."""
+        self._at_end.append(action)
+
+    def close(self) -> None:
+        """Close the descriptors that were never given, and run the actions of `at_end`. Idempotent."""
+        for descriptor in self.give():
+            os.close(descriptor)
+        while self._at_end:
+            self._at_end.pop()()

@@ -35,10 +35,10 @@ from meshd.library.ollama import name_of_blob
 from meshd.library.stores import models_below
 from meshd.model.architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
-from meshd.peer.interface import open_on_demand
 from meshd.store.content_store import DiskContentStore
 from meshd.store.hash_cache import HashCache
 from meshd.store.model_file import ModelFile
+from meshd.tunnel.joined import open_on_demand
 from meshd.worker.lending import Worker
 from meshd.worker.turn_times import computed_for
 from meshd.worker.worker_options import Pause, WorkerOptions, check_may_work

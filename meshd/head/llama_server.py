@@ -23,7 +23,7 @@ from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError
-from meshd.base.processes import ProcessWork
+from meshd.base.processes import Outgoing, ProcessWork
 from meshd.base.tasks import Owner
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines
@@ -46,7 +46,6 @@ from meshd.process.interface import (
     ChildState,
     ChildStatus,
     Network,
-    Outgoing,
     ReadyProbe,
     Sandbox,
 )

@@ -5,7 +5,6 @@ for leases and news) are never reset by a lost link. This package knows links on
 never what the streams carry. Tests: tests/unit/peer, tests/sim.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +12,6 @@ from typing import Protocol
 
 from meshd.base.admission import Release
 from meshd.base.change_journal import Journal
-from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.identity.record import PeerRecord
@@ -228,32 +226,3 @@ class Book(Protocol):
         Records that are not newer are not accepted again, unless the peer itself sends one.
         """
         ...
-
-
-ON_DEMAND_SECONDS = 10.0
-
-
-async def open_on_demand(
-    mesh: Mesh, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
-) -> Stream:
-    """Open a stream as `Mesh.open_stream`; wait for a session, 10 s at most, if the peer is present without
-    one.
-    """
-    try:
-        return mesh.open_stream(peer, service, metadata=metadata, bulk=bulk)
-    except Broken:
-        status = _status(mesh, peer)
-        if status is None or not status.present:
-            raise
-    try:
-        async with asyncio.timeout(ON_DEMAND_SECONDS):
-            seen = -1
-            while (status := _status(mesh, peer)) is not None and status.state is not PeerState.CONNECTED:
-                seen = await mesh.changed(seen)
-    except TimeoutError:
-        pass
-    return mesh.open_stream(peer, service, metadata=metadata, bulk=bulk)
-
-
-def _status(mesh: Mesh, peer: PeerId) -> PeerStatus | None:
-    return next((status for status in mesh.peers() if status.peer == peer), None)

@@ -22,7 +22,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop
 from meshd.identity.keys import PeerId
 from meshd.mux.events import Code
-from meshd.peer.interface import Mesh, MetadataValue, Stream, open_on_demand
+from meshd.peer.interface import Mesh, MetadataValue, PeerState, PeerStatus, Stream
 from meshd.tunnel.compressed import METADATA, as_agreed
 from meshd.tunnel.interface import LISTEN_LOCAL, Flow, Inspector, TunnelStatus
 from meshd.tunnel.local import LocalSocket
@@ -30,6 +30,7 @@ from meshd.tunnel.pump import Counter, pump
 from meshd.wire.compressed import Compression
 
 LOG = log.get("tunnel")
+ON_DEMAND_SECONDS = 10.0  # for a session with a member that nobody needed before, as most are in a large mesh
 LISTEN = "socketpair"  # in status, where others say where they listen
 
 
@@ -313,3 +314,29 @@ async def _carry(
         on_broken(error)
     finally:
         local.abort()
+
+
+async def open_on_demand(
+    mesh: Mesh, peer: PeerId, service: str, *, metadata: Mapping[str, MetadataValue], bulk: bool = False
+) -> Stream:
+    """Open a stream as `Mesh.open_stream`; wait for a session, 10 s at most, if the peer is present without
+    one.
+    """
+    try:
+        return mesh.open_stream(peer, service, metadata=metadata, bulk=bulk)
+    except Broken:
+        status = _status(mesh, peer)
+        if status is None or not status.present:
+            raise
+    try:
+        async with asyncio.timeout(ON_DEMAND_SECONDS):
+            seen = -1
+            while (status := _status(mesh, peer)) is not None and status.state is not PeerState.CONNECTED:
+                seen = await mesh.changed(seen)
+    except TimeoutError:
+        pass
+    return mesh.open_stream(peer, service, metadata=metadata, bulk=bulk)
+
+
+def _status(mesh: Mesh, peer: PeerId) -> PeerStatus | None:
+    return next((status for status in mesh.peers() if status.peer == peer), None)

@@ -31,8 +31,9 @@ from meshd.base.tasks import Owner, cancel_and_wait
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.mux.events import Code
-from meshd.peer.interface import Mesh, MetadataValue, Stream, open_on_demand
+from meshd.peer.interface import Mesh, MetadataValue, Stream
 from meshd.tunnel.interface import ExposedStatus, OwnerCheck, TunnelStatus
+from meshd.tunnel.joined import open_on_demand
 from meshd.tunnel.local import LocalSocket
 from meshd.tunnel.pump import Counter, pump
 from meshd.wire.codec import Message, decode_as

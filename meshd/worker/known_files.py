@@ -15,9 +15,9 @@ from typing import Protocol
 
 from meshd.base import log
 from meshd.base.errors import UserError
+from meshd.base.processes import Outgoing
 from meshd.base.units import in_bytes
 from meshd.model.weights_index import WeightsIndex, encode_index, join_indexes
-from meshd.process.interface import Outgoing
 from meshd.store.interface import ContentStore, HashProgress, LeaseCache, WeightsFile
 from meshd.wire.lease import as_bits, mark, split_marks
 

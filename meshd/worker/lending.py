@@ -22,6 +22,7 @@ from meshd.base.errors import (
     RemoteProtocolError,
 )
 from meshd.base.peer_limits import LEASE_MESSAGES, LEASES_ASKED, LEASES_ASKED_OF_PEER, TRIALS_ASKED
+from meshd.base.processes import Outgoing
 from meshd.base.tasks import Owner, first_error
 from meshd.devices.device_list import Listing
 from meshd.devices.device_trial import DeviceTrials
@@ -31,7 +32,6 @@ from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.peer.messages import MessageStream
-from meshd.process.interface import Outgoing
 from meshd.store.interface import ContentStore, WeightsFile
 from meshd.wire.lease import (
     HEAD_ENDED,

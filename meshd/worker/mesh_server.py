@@ -13,13 +13,14 @@ from socket import socket
 
 from meshd.base import log
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, Refused
+from meshd.base.processes import Outgoing
 from meshd.base.wakeful_loop import children_waiting
 from meshd.devices import command_lines
 from meshd.devices.command_lines import count_of, totals_of
 from meshd.devices.interface import IS_SUSPENDED, RoleRuntime
 from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
-from meshd.process.interface import ChildSpec, Outgoing, Sandbox
+from meshd.process.interface import ChildSpec, Sandbox
 from meshd.rpc.frames import LINE_SECONDS, ReadingBudget
 from meshd.rpc.mesh_keeping import MeshKeeping
 from meshd.rpc.mesh_lease_view import MeshLeaseView

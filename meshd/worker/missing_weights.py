@@ -19,12 +19,12 @@ from meshd.base import log
 from meshd.base.admission import Rates
 from meshd.base.errors import MeshdError, Refused, RemoteProtocolError
 from meshd.base.peer_limits import FETCHES_ASKED
+from meshd.base.processes import Outgoing
 from meshd.base.tasks import Owner, first_error, in_thread
 from meshd.base.units import in_bytes
 from meshd.devices.interface import FromMembers, WeightsFromMembers
 from meshd.model.ggml import TENSOR_TYPES
 from meshd.peer.messages import MessageStream
-from meshd.process.interface import Outgoing
 from meshd.wire.lease import PAUSED, Begin, Fetched, NeededTensor, Needs, Progress, decode, mark
 from meshd.wire.limits import MAX_ASKED_TENSORS
 from meshd.worker.known_files import FilePart, KnownFiles, Weights

@@ -21,8 +21,8 @@ from meshd.gateway.server import Gateway
 from meshd.head.member_api import MemberApi
 from meshd.identity.membership import Role
 from meshd.model.status import ModelState
-from meshd.peer.interface import MetadataValue, PeerState, open_on_demand
-from meshd.tunnel.joined import join
+from meshd.peer.interface import MetadataValue, PeerState
+from meshd.tunnel.joined import join, open_on_demand
 from meshd.wire.models import ApiModel
 
 from tests.conformance.run import until

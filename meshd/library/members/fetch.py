@@ -22,7 +22,8 @@ from meshd.base.units import in_bytes
 from meshd.identity.keys import PeerId
 from meshd.model.weights_index import PIECE_BYTES, Piece, PieceIndex
 from meshd.mux.events import Code
-from meshd.peer.interface import Mesh, Stream, open_on_demand
+from meshd.peer.interface import Mesh, Stream
+from meshd.tunnel.joined import open_on_demand
 from meshd.wire.models import CONTENT_FIELD, PIECES_SERVICE, PieceInbox, piece_request
 
 OTHER_FILE = "it has another file of that name"

@@ -31,8 +31,9 @@ from meshd.model.model_name import (
 from meshd.model.short_names import SHORT_NAMES, stem_of
 from meshd.model.weights_index import HASH_BYTES, PieceIndex, count_pieces
 from meshd.mux.events import Code
-from meshd.peer.interface import Mesh, PeerState, PeerStatus, open_on_demand
+from meshd.peer.interface import Mesh, PeerState, PeerStatus
 from meshd.peer.messages import MessageStream
+from meshd.tunnel.joined import open_on_demand
 from meshd.wire.limits import MAX_MODELS_TOLD
 from meshd.wire.models import (
     MODELS_SERVICE,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import UserError
+from meshd.base.processes import Outgoing
 from meshd.base.tasks import Owner
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.process.interface import Outgoing
 from meshd.store.interface import ProgressCallback
 from meshd.wire.lease import mark
 from meshd.worker.known_files import KnownFiles, Weights

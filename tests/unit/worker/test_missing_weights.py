@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meshd.base.peer_limits import FETCHES_ASKED
+from meshd.base.processes import Outgoing
 from meshd.devices.interface import FromMembers
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
-from meshd.process.interface import Outgoing
 from meshd.wire.lease import (
     PAUSED,
     Begin,

@@ -7,16 +7,8 @@ import pytest
 from meshd.base.errors import Broken
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
-from meshd.peer.interface import (
-    ON_DEMAND_SECONDS,
-    Allow,
-    Handler,
-    MetadataValue,
-    PeerState,
-    PeerStatus,
-    Stream,
-    open_on_demand,
-)
+from meshd.peer.interface import Allow, Handler, MetadataValue, PeerState, PeerStatus, Stream
+from meshd.tunnel.joined import ON_DEMAND_SECONDS, open_on_demand
 
 from tests.sim import loop as virtual
 from tests.unit.tunnel.far import PEER, streams
