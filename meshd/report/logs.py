@@ -5,6 +5,7 @@ prints metadata of models, and with some options whole prompts. So lines of libr
 llama.cpp's programs only those are shown that say how a load went, or why a program failed.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,9 +101,14 @@ def _excerpt(path: Path) -> Excerpt:
 
 
 def _end_of(path: Path, most: int) -> tuple[Sequence[str], int]:
-    """Return the last whole lines of a file, and its size; nothing if there is none."""
+    """Return the last whole lines of a file, and its size; nothing if there is none.
+
+    A file of another user than its folder's is not read: its name may be a link, which root would follow.
+    """
     try:
         with open(open_regular(path), "rb") as file:  # noqa: PTH123 - of a descriptor
+            if os.fstat(file.fileno()).st_uid != path.parent.lstat().st_uid:
+                return (f"{_UNREADABLE}it belongs to another user than its directory",), 0
             size = file.seek(0, 2)
             start = max(0, size - most)
             file.seek(start)

@@ -36,6 +36,8 @@ _NAMED_LIKE_SECRETS = re.compile(
 _IN_CONFIG = re.compile(
     r"""^\s*(?:[\w.]+\.)?(join|api_key_file)\s*=\s*["']([^"'\n]{1,4096})["']""", re.MULTILINE
 )
+_LLAMA_ARGS = re.compile(r"\bllama_args\s{0,9}=\s{0,9}\[([^\]]{1,16384})")
+_STRING = re.compile(r"""\"((?:[^"\\\n]|\\.){0,4096})\"|'([^'\n]{0,4096})'""")
 _SECRET_VARIABLES = frozenset(setting.variable for setting in SETTINGS if setting.secret)
 _SECRET_OPTIONS = frozenset(setting.option for setting in SETTINGS if setting.secret)
 _LONG_WORD = 16  # characters of a word in a file of secrets that is one, wherever it stands
@@ -215,7 +217,11 @@ def _of_hub(environ: Mapping[str, str], found: FoundSecrets) -> None:
 
 def _in_config(config: Path, found: FoundSecrets) -> None:
     """Add what a configuration names, even if it is not valid TOML."""
-    for name, value in _IN_CONFIG.findall(found.read(config).decode(errors="replace")):
+    text = found.read(config).decode(errors="replace")
+    for arguments in _LLAMA_ARGS.findall(text):
+        words = [double or single for double, single in _STRING.findall(arguments)]
+        _in_command(words, config.parent, found)
+    for name, value in _IN_CONFIG.findall(text):
         if name == "join":
             _invite(value, config.parent, found)
         else:

@@ -114,6 +114,17 @@ def test_a_pipe_in_place_of_a_log_does_not_hang(tmp_path: Path) -> None:
     assert "cannot be read" in line
 
 
+@pytest.mark.parametrize("name", ["meshd.log", "meshd.log.1", "mesh-server.log"])
+def test_a_link_to_a_file_of_another_user_is_not_followed(tmp_path: Path, name: str) -> None:
+    """Root may write a report about the node of a service, whose user could then read any file."""
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, 65534)
+    (tmp_path / name).symlink_to("/etc/passwd")
+    (tmp_path / name.removesuffix(".1")).touch()
+    [found] = excerpts(tmp_path)
+    assert "cannot be read" in found.lines[0] and "root:" not in "".join(found.lines)
+
+
 def test_an_answers_file_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text('{"key": "anna"}\n')
     assert list(excerpts(tmp_path)) == []

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,17 @@ def test_a_daemon_is_found_by_its_lock(tmp_path: Path) -> None:
         node = running_node(tmp_path)
         assert node is not None and node.pid == os.getpid()
         assert node.environ["PATH"] == os.environ["PATH"] and node.folder.is_dir() and node.command
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[serve]\nllama_args = ['--api-key', '{SECRET}']\n",
+        f'serve.llama_args = [\n  "-ngl", "9",\n  "--hf-token={SECRET}",\n]\n',
+        f'[[models]]\nllama_args = ["--api-key", "{SECRET}"\n',
+    ],
+)
+def test_secrets_among_llama_servers_options_in_a_configuration_are_found(tmp_path: Path, text: str) -> None:
+    config = file(tmp_path / "m.toml", text)
+    found = find_secrets(replace(places(tmp_path), configs=[config]))
+    assert found.values == {SECRET.encode()}
