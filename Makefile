@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 ARCH ?= $(shell uname -m)
 # packages that `make wheels` compiles Vulkan with; empty: without it, as for another machine than this
 VULKAN ?= $(if $(filter $(ARCH),$(shell uname -m)),build/vulkan)
-# what `make dist` builds first; empty: the wheel has the small chat page alone, and needs no Node.js
+# what `make dist` builds first; empty: the wheel has the chat page that is there, else the small one
 CHAT ?= chat
 # packages to install on Debian and Ubuntu: a compiler, Python's venv, and what tests in network namespaces run.
 # miniupnpd-nftables is the program alone: the service that would start it is in the package miniupnpd

@@ -39,7 +39,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py"):
+    (source / "wheels").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "wheels/hatch_build.py"):
         shutil.copy(ROOT / name, source / name)
     for name in ("meshd", "native", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "chat"))
