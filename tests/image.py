@@ -11,6 +11,7 @@ check is run as Docker would run it. Exit code 1 unless all of them become healt
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from tests.rules.source import ROOT
 Service = Mapping[str, object]
 
 IMAGE = "meshd"
+PROGRAMS = ("buildah", "podman", "crun", "mmdebstrap", "unshare", "nsenter")
 HEALTHY_SECONDS = 180.0
 LIMITS = (
     "--ulimit=nofile=16384:16384",
@@ -39,6 +41,12 @@ LIMITS = (
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _UNIFIED = Path("/sys/fs/cgroup/unified")  # where a kernel has both kinds of control groups, crun wants one
 QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+
+
+def lacking(programs: Sequence[str]) -> str:
+    """Return which of the programs are not installed; empty if all are."""
+    missing = [name for name in programs if shutil.which(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
 
 
 def build(wheels: Path, gpu: str) -> None:
@@ -220,7 +228,7 @@ def main() -> None:
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="those of meshd and meshd-native")
     parser.add_argument("--gpu", choices=("vulkan", "cuda"), default="vulkan")
     args = parser.parse_args()
-    if reason := skip_reason():
+    if reason := skip_reason() or lacking(PROGRAMS):
         raise SystemExit(reason)
     build(args.wheels, args.gpu)
     _say(subprocess.run(["podman", "images"], capture_output=True, text=True, check=True).stdout)

@@ -15,6 +15,7 @@ from meshd.cli.roles import DEFAULT_PORT as RELAY_PORT
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import DEFAULT_MESH_PORT, SETTINGS
 
+from tests import image as builder
 from tests.dockerfile import Stage, read, stages
 from tests.rules.source import ROOT
 
@@ -239,3 +240,8 @@ def test_a_worker_elsewhere_has_its_secrets_from_files() -> None:
     _called(shlex.join(["meshd", *_words(worker, "command")]))
     limits = ("read_only", "init", "cap_drop", "security_opt")
     assert [worker[name] for name in limits] == [_services_of_a_mesh()["head"][name] for name in limits]
+
+
+def test_what_the_builder_needs_is_named_before_it_starts() -> None:
+    assert builder.lacking(["sh"]) == ""
+    assert "no-such-builder" in builder.lacking(["sh", "no-such-builder"])
