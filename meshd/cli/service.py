@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ START_SECONDS = 60.0  # for which a start is watched; it may take longer
 DRAIN_SECONDS = 600
 DEFAULT_LINES = 100
 _LOOK_SECONDS = 0.2
+_END_SECONDS = 3.0  # until a process ends that has said why it fails; one that is started again takes longer
 _HIDDEN = ("/home", "/root", "/run/user")  # from services of the system (ProtectHome=)
 _GPU_GROUPS = ("render", "video")  # whose members may use GPUs
 _CARRIED = ("MESHD_HOME", "MESHD_CACHE", "MESHD_CONFIG")
@@ -397,11 +399,20 @@ def _watch_start(control: ServiceControl, out: Output) -> ServiceState:
     deadline = time.monotonic() + START_SECONDS
     while not (state := control.state()).is_running:
         if state.has_failed:
-            raise _failed(control, state)
+            raise _failed(control, _when_ended(control, state))
         if time.monotonic() >= deadline:
             break
         out.progress(f"waiting for {control.name} to start")
         time.sleep(_LOOK_SECONDS)
+    return state
+
+
+def _when_ended(control: ServiceControl, state: ServiceState) -> ServiceState:
+    """Return the state in which a failed start ends: only its exit code says whether there is another."""
+    deadline = time.monotonic() + _END_SECONDS
+    while state.changes and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        state = replace(now := control.state(), why=now.why or state.why)
     return state
 
 

@@ -279,6 +279,17 @@ def test_wrong_lines(fakes: dict[str, FakeService], line: str, code: int, words:
 # -- look, restart
 
 
+def test_whether_a_failure_is_tried_again_is_said_once_the_process_has_ended(
+    fakes: dict[str, FakeService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = fakes["client"]
+    ending = ServiceState("activating", changes=True, waits=True, why=FAILED.why)
+    started(fake, ending)
+    monkeypatch.setattr("time.sleep", lambda _seconds: fake.states.__setitem__(0, replace(FAILED, why="")))
+    ran = meshd("service", "install", "client")
+    assert ran.code == 1 and f"failed: {FAILED.why}" in ran.err and fake.states[0].state == "failed"
+
+
 def test_status_says_what_runs_or_why_not(fakes: dict[str, FakeService], home: Path) -> None:
     fake = fakes["worker"]
     started(fake)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.errors import MeshdError
 from meshd.daemon.network_state import PORTMAP_BLOB
 from meshd.identity.folder import INVITE
 from meshd.identity.invite_book import InviteBook
@@ -55,7 +56,9 @@ def test_all_keys_of_a_home_are_found(tmp_path: Path) -> None:
 def test_the_key_of_a_damaged_file_is_found(tmp_path: Path) -> None:
     home, keys = founder(tmp_path / "home")
     damaged = home.path / IDENTITY
-    damaged.write_bytes(damaged.read_bytes().replace(b"\n", b" "))
+    damaged.write_bytes(b"?" + damaged.read_bytes()[1:])  # the key, which is random, stays whole
+    with pytest.raises(MeshdError):
+        home.load_identity()
     assert find_secrets(places(tmp_path)).values >= keys
 
 
