@@ -5,7 +5,7 @@ headers, and turns a lost upstream into an error event. It knows an Upstream, ne
 It must never hold an answer that the client does not read, nor continue a generation whose client is gone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from socket import socket
 from typing import Protocol
@@ -244,6 +244,16 @@ class MemberGate(Protocol):
 
     async def take(self, connection: socket, member: MemberCaller) -> None:
         """Answer on a connection that a member has opened; the gate owns it from now on. Raises Broken."""
+
+
+class ConsoleSource(Protocol):
+    """What the page of the mesh shows, and what it may do; values are ready for JSON."""
+
+    def watch(self) -> AsyncIterator[Mapping[str, object]]:
+        """Yield the whole state at once, and again when it has changed, at most twice a second."""
+
+    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
+        """Do what the control socket does for the request `name`. Raises MeshdError."""
 
 
 @dataclass(frozen=True, slots=True)
