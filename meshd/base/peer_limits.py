@@ -106,6 +106,20 @@ API_CLIENTS_OF_ADDRESS = Share(
 API_CALLS = Share("requests of members to this node's API", 48, "node", "further streams are refused")
 API_CALLS_OF_PEER = Share("requests to this node's API", 24, "peer", "further streams are refused")
 API_CALLS_OF_ISSUER = Share("requests to this node's API", 36, "issuer", "further streams are refused")
+BROWSERS = Share(
+    "browsers whose requests are answered over data channels", 16, "node", "further ones are refused"
+)
+BROWSER_TABS = Share("pages of one browser", 4, "key", "the one without a channel for longest is forgotten")
+BROWSER_REQUESTS = Share("requests of one browser, all pages together", 8, "key", "further ones fail")
+BROWSER_HEADERS = Share("headers of a request over a data channel", 100, "key", "its channel is closed")
+BROWSER_HELD_KIB = Share("KiB of an answer that a browser has not received", 256, "key", "the answer waits")
+BROWSER_HELD_IN_ALL_KIB = Share(
+    "KiB of all answers that a browser has not received", 1024, "key", "the answers wait"
+)
+BROWSER_SENT_KIB = Share("unread KiB of a browser's request", 128, "key", "its channel is closed")
+BROWSER_AWAY_SECONDS = Share(
+    "seconds that requests outlive the channel of their browser", 60, "key", "they are cancelled"
+)
 SERVING_TOLD = Share("members told what this node serves", 64, "node", "further streams are refused")
 SERVING_TOLD_OF_PEER = Share(
     "streams that tell a member what this node serves", 2, "peer", "further streams are refused"

@@ -232,6 +232,23 @@ class Models(Protocol):
         """Return the statuses of models on demand, in the order of `all`."""
 
 
+class BrowserChannel(Protocol):
+    """A data channel of a browser that has proved itself: whole messages, in order, none lost or twice."""
+
+    @property
+    def peer_key(self) -> bytes:
+        """Return the browser's key, the same on each of its channels."""
+
+    async def send(self, message: bytes) -> None:
+        """Send at most 16 KiB; wait while much is unsent. Raises Closed, Broken."""
+
+    async def receive(self) -> bytes:
+        """Return the next message. Raises Closed, Broken once the channel has ended."""
+
+    async def close(self) -> None:
+        """End the channel. Idempotent."""
+
+
 class MemberGate(Protocol):
     """The API as members of the mesh call it."""
 
@@ -247,7 +264,7 @@ class MemberGate(Protocol):
 
 
 class ConsoleSource(Protocol):
-    """What the page of the mesh shows, and what it may do; values are ready for JSON."""
+    """The content and the actions of the page of the mesh; values are ready for JSON."""
 
     def watch(self) -> AsyncIterator[Mapping[str, object]]:
         """Yield the whole state at once, and again when it has changed, at most twice a second."""
