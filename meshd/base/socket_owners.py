@@ -152,22 +152,33 @@ class ConnectionOwners:
         """Return True if a process of user `uid`, or root's, holds the client's end; None: the system does
         not tell.
         """
+        if sys.platform != "linux":
+            return None
+        return await self.user_of(client, server) in (uid, 0)
+
+    async def user_of(self, client: Address, server: Address) -> int | None:
+        """Return the user whose process holds the client's end; None: unknown."""
         if sys.platform == "linux":
             async with self._turn:
-                return await in_thread(user_has_connection, uid, client, server)
+                return await in_thread(connection_user, client, server)
         else:
             return None
 
 
 def user_has_connection(uid: int, client: Address, server: Address) -> bool:
     """Return True if user `uid` or root holds the client's end. Slow if there are many connections."""
+    return connection_user(client, server) in (uid, 0)
+
+
+def connection_user(client: Address, server: Address) -> int | None:
+    """Return the user who holds the client's end, None if unknown. Slow if there are many connections."""
     name = "/proc/net/tcp6" if ":" in client[0] else "/proc/net/tcp"
     try:
         with Path(name).open(encoding="ascii") as table:
-            return find_user(table, _end(client), _end(server)) in (uid, 0)
+            return find_user(table, _end(client), _end(server))
     except OSError as error:
         _warn_unreadable(error)
-        return False
+        return None
 
 
 def _end(address: Address) -> str:

@@ -188,7 +188,7 @@ class BrowserGuard:
         """Return True if no browser sent the request, or the page is ours or of an allowed origin."""
         if origin is None:
             return True
-        return self.is_foreign_but_allowed(origin) or _same(origin, host)
+        return self.is_foreign_but_allowed(origin) or same_origin(origin, host)
 
     def site_allowed(self, headers: Mapping[str, str]) -> bool:
         """Return True unless a browser names the page of another site, whose origin is not allowed."""
@@ -203,7 +203,8 @@ class BrowserGuard:
         return any(pattern.fullmatch(normal) for pattern in self._origins)
 
 
-def _same(origin: str, host: str) -> bool:
+def same_origin(origin: str, host: str) -> bool:
+    """Return True if the page of this origin came from where the Host header points."""
     scheme, separator, rest = origin.strip().lower().partition("://")
     theirs = parse_authority(rest) if separator and scheme in _WEB_PORTS else None
     return theirs is not None and theirs == parse_authority(host)

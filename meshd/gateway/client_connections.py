@@ -40,7 +40,7 @@ from meshd.base.tasks import Owner
 from meshd.base.units import without_numbers
 from meshd.base.unproven_connections import UnprovenConnections, origin
 from meshd.gateway.dialects.dialect import Answering, Dialect
-from meshd.gateway.failure import ANSWER_HEADERS, Failure
+from meshd.gateway.failure import ANSWER_HEADERS, Failure, unavailable
 from meshd.gateway.interface import MemberCaller
 from meshd.gateway.paths import error_dialect
 
@@ -128,6 +128,11 @@ class ConnectionLimits:
             connection.client, connection.stranger_since = client, None
             self._strangers.leave(connection)
         return True
+
+    def admit_request(self, request: web.BaseRequest, key: bytes) -> None:
+        """Let the connection of a request with `key` stay. Raises HttpRefusal if there is no place."""
+        if isinstance(request.protocol, ClientConnection) and not self.admit(request.protocol, key):
+            raise unavailable("too many connections are open with this key")
 
     def _idle_for(self, newcomer: tuple[bytes, str]) -> "ClientConnection | None":
         """Pick the idle connection to close so that `newcomer` may fit; None if there is none.

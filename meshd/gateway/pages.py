@@ -1,6 +1,7 @@
-"""The page at `/`: llama.cpp's web UI if it was built, else a small one of our own; and their headers.
+"""The page at `/`: llama.cpp's web UI if it was built, else a small one of our own; the page at `/mesh`; and
+their headers.
 
-`wheels/chat_page.py` builds the UI into the folder `chat` beside this module: compressed files, and an index
+`make chat` builds them into the folders `chat` and `mesh` beside this module: compressed files, and an index
 of them. Nothing outside the index is served, no path of a request becomes a path of a file, and a file is
 read when somebody asks for it, so that a node without a browser holds none of them.
 
@@ -21,6 +22,7 @@ from meshd.base.log import get
 from meshd.base.tasks import in_thread
 
 CHAT_FOLDER = Path(__file__).parent / "chat"
+MESH_FOLDER = Path(__file__).parent / "mesh"
 INDEX_NAME = "index.json"
 _SMALL_FOLDER = Path(__file__).parent / "page"
 _SMALL_FILES = {
@@ -40,9 +42,13 @@ _CHAT_POLICY = (
     "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self'; worker-src blob:; "
     + _SAME_FOR_ALL
 )
+MESH_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; " + _SAME_FOR_ALL
+)
 _REVALIDATED = "no-cache"  # the files of the version that runs
 _KEPT = "public, max-age=31536000, immutable"  # their names have a hash of their content
-_KEPT_BELOW = "/_app/immutable/"
+_KEPT_BELOW = ("/_app/immutable/", "/mesh/assets/")
 
 _log = get("gateway")
 
@@ -103,11 +109,21 @@ def _small_file(name: str, kind: str) -> PageFile:
 
 
 def chat_page(folder: Path) -> Page | None:
-    """Return the page that was built into `folder`; None if there is none."""
+    """Return the chat page that was built into `folder`; None if there is none."""
+    return _built_page(folder, _CHAT_POLICY)
+
+
+def mesh_page(folder: Path = MESH_FOLDER) -> Page | None:
+    """Return the page of the mesh that was built into `folder`; None if there is none."""
+    return _built_page(folder, MESH_POLICY)
+
+
+def _built_page(folder: Path, policy: str) -> Page | None:
+    """Read the index in `folder`. `policy`: with `{scripts}` where the hashes of scripts in the HTML go."""
     index = folder / INDEX_NAME
     try:
         read = json.loads(index.read_bytes())
-        policy = _CHAT_POLICY.format(scripts=" ".join(f"'{digest}'" for digest in read["scripts"]))
+        policy = policy.format(scripts=" ".join(f"'{digest}'" for digest in read["scripts"]))
         return {
             path: PageFile(
                 place=folder / file["name"],
@@ -122,7 +138,7 @@ def chat_page(folder: Path) -> Page | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("chat_page_unreadable", path=str(index), why=repr(error))
+        _log.warning("page_unreadable", path=str(index), why=repr(error))
         return None
 
 

@@ -41,19 +41,26 @@ from meshd.gateway.answer_parts import Parts, PartsError, joined_answer
 from meshd.gateway.client_connections import (
     HEAD_TOO_LONG,
     ApiServer,
-    ClientConnection,
     ConnectionLimits,
     error_response,
     has_long_header,
     member_of,
 )
+from meshd.gateway.console import Console, Entrance
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import RequestFacts
 from meshd.gateway.dialects.fields import encoded_in_pieces, text_of
 from meshd.gateway.dialects.ollama import VERSION, ListedModel, running, shown, tags
 from meshd.gateway.events import CLIENT_GONE
 from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
-from meshd.gateway.interface import GatewayStatus, MemberCaller, Models, NamedModel, Upstream
+from meshd.gateway.interface import (
+    ConsoleSource,
+    GatewayStatus,
+    MemberCaller,
+    Models,
+    NamedModel,
+    Upstream,
+)
 from meshd.gateway.metrics import OTHER_PATH, PAGE_PATH
 from meshd.gateway.pages import Page, load_page
 from meshd.gateway.paths import (
@@ -120,11 +127,12 @@ class Gateway:
         log: AnswerLog | None = None,
         tracing: "Tracing | None" = None,
         page: Page | None = None,
+        console: ConsoleSource | None = None,
     ) -> None:
         """Take the API's port, which `serve` closes, the models, and the `log` of answers.
 
         `wall` gives unix seconds, for the log and for daily quotas. `tracing` None: requests have no traces.
-        `page` None: the one that is installed.
+        `page` None: the one that is installed. `console`: what the page of the mesh shows, if known already.
         """
         config = api.config
         self._api = api
@@ -142,6 +150,8 @@ class Gateway:
         self._holds = config.continue_seconds > 0 and not config.fails_over
         # how much a caller may use
         self._connections = ConnectionLimits()
+        entrance = Entrance(self._check_key, self._connections.admit_request)
+        self.console = Console(api.port, api.keys, entrance, console)
         of_key = Share("", api.keys.share_of(config.max_requests), "key", "")
         self._places = Slots(Share("", config.max_requests, "node", ""), of_key)
         self._accounts = Accounts(config.api_keys, log=log, wall=wall, metrics=self._answers.metrics)
@@ -224,12 +234,14 @@ class Gateway:
             self.started.set()
             async with Owner() as owner:
                 owner.start(limits.serve(), name="api connections")
+                owner.start(self.console.serve(), name="page of the mesh")
                 if self._tracing is not None:
                     owner.start(self._tracing.serve(), name="traces")
         finally:
             self.started.clear()
             self._server = None
             self._answers.end_all("meshd is stopping")
+            self.console.close()
             transports = [connection.transport for connection in server.connections]
             try:
                 await runner.cleanup()
@@ -300,6 +312,8 @@ class Gateway:
             return f"{MODEL_PREFIX}NAME"
         if path in self._page:
             return PAGE_PATH
+        if self.console.answers(path):
+            return self.console.label(path)
         return path if path in _KNOWN_PATHS else OTHER_PATH
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -310,7 +324,8 @@ class Gateway:
         extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
             _check_framing(request.headers)
-            self._api.guard.check(request.headers, opens_page=request.path in self._page)
+            opens_page = request.path in self._page or self.console.opens(request.path)
+            self._api.guard.check(request.headers, opens_page=opens_page)
             if request.method == "OPTIONS":
                 return _preflight(request, extra, allowed=foreign)
             return await self._answer(request, extra)
@@ -326,7 +341,7 @@ class Gateway:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.path
 
-        # 1. The page and health need no key.
+        # 1. The page and health need no key; the page of the mesh has rules of its own.
         page_file = self._page.get(path)
         if page_file is not None or path in HEALTH_PATHS:
             _demand_method(method, "GET")
@@ -335,6 +350,8 @@ class Gateway:
             if page_file is not None:
                 return await page_file.response(request.headers, extra)
             return self._own.health(request.query.get("model", ""), extra)
+        if self.console.answers(path):
+            return await self.console.answer(request, extra)
 
         # 2. With a key: what is known of the models here, metrics, or one of the paths that are passed on.
         key = self._check_key(request)
@@ -371,10 +388,7 @@ class Gateway:
             wrong = "this is not a key of this API: send" if given else "this API needs a key: send"
             message = f"{wrong} `Authorization: Bearer KEY`"
             raise HttpRefusal(Failure(401, message, type="authentication_error", code="invalid_api_key"))
-        if isinstance(request.protocol, ClientConnection) and not self._connections.admit(
-            request.protocol, key
-        ):
-            raise unavailable("too many connections are open with this key")
+        self._connections.admit_request(request, key)
         return key
 
     async def _pass_on(

@@ -21,7 +21,15 @@ from aiohttp import web
 from meshd.base.sockets import connect_unix
 from meshd.base.tasks import Owner
 from meshd.gateway.access import ApiPort
-from meshd.gateway.interface import AnswerTimings, ComputedTime, GatewayConfig, Models, ModelWish, Readiness
+from meshd.gateway.interface import (
+    AnswerTimings,
+    ComputedTime,
+    ConsoleSource,
+    GatewayConfig,
+    Models,
+    ModelWish,
+    Readiness,
+)
 from meshd.gateway.pages import Page, small_page
 from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
@@ -292,10 +300,12 @@ async def listening(server: FakeServer, socket_path: Path) -> AsyncIterator[None
             os.unlink(socket_path)  # noqa: PTH108 - one call of the kernel, not worth a thread
 
 
-async def gateway_of(config: GatewayConfig, models: Models, page: Page | None = None) -> Gateway:
+async def gateway_of(
+    config: GatewayConfig, models: Models, page: Page | None = None, console: ConsoleSource | None = None
+) -> Gateway:
     """A gateway whose port is bound; its page is the small one, whatever was built, unless one is given."""
     page = small_page() if page is None else page
-    return Gateway(await ApiPort.claim(config), models, wall=time.time, page=page)
+    return Gateway(await ApiPort.claim(config), models, wall=time.time, page=page, console=console)
 
 
 @contextlib.asynccontextmanager
@@ -427,12 +437,13 @@ async def world(
     config: GatewayConfig | None = None,
     seconds: float = DEADLINE,
     page: Page | None = None,
+    console: ConsoleSource | None = None,
 ) -> AsyncIterator[World]:
     """Fake, gateway and client; all gone and nothing leaked when the block is left."""
     with tempfile.TemporaryDirectory(prefix="gw") as folder:
         path = Path(folder) / "s"
         server, upstream = FakeServer(answer), FakeUpstream(path)
-        gateway = await gateway_of(config or GatewayConfig(port=0), OneModel(upstream), page)
+        gateway = await gateway_of(config or GatewayConfig(port=0), OneModel(upstream), page, console)
         async with asyncio.timeout(seconds), listening(server, path), serving(gateway):
             async with aiohttp.ClientSession() as http:
                 yield World(gateway, upstream, server, http)

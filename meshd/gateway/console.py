@@ -1,0 +1,425 @@
+"""The page of the mesh, its state and its actions: every path at `/mesh`.
+
+The files of the page hold nothing secret. State and actions need a session: the cookie of a browser that
+opened a link of `meshd ui` (sessions.py). Any program on this machine can reach the port, and any web page
+can make a browser send requests here. So
+
+- an action is a POST of JSON with our own Origin, which no page of another site or port can send;
+- a session begun on loopback is for the user whose program opened the link, where the system tells (Linux):
+  a browser sends cookies to every port of a host (RFC 6265, 8.5), so another user's program may get one;
+- a request from another machine, or to another name than loopback's, needs an API key as well; a member's
+  needs none, as the mesh knows who it is.
+
+All browsers see one state, which is made while there are any. A browser that reads slowly skips states.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+
+from meshd.base import log
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.fault_boundary import Fault, contained, ended
+from meshd.base.hosts import is_loopback
+from meshd.base.socket_owners import ConnectionOwners
+from meshd.base.tasks import Owner, boot_seconds, in_thread
+from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origin
+from meshd.gateway.client_connections import member_of
+from meshd.gateway.failure import Failure, HttpRefusal, unavailable
+from meshd.gateway.interface import ConsoleSource
+from meshd.gateway.pages import Page, mesh_page
+from meshd.gateway.paths import unknown_path
+from meshd.gateway.request import Bodies, parse_object
+from meshd.gateway.sessions import (
+    SECRET_BYTES,
+    Session,
+    Sessions,
+    cookie_name,
+    cookie_values,
+    is_secret,
+    set_cookie,
+)
+
+MESH_PATH = "/mesh"
+OPEN_PATH = "/mesh/open"
+STATE_PATH = "/mesh/state"
+DO_PREFIX = "/mesh/do/"
+FRESH_ACTIONS = frozenset({"revoke", "forget", "model_remove"})  # what cannot be undone
+MOST_BODY_BYTES = 64 << 10
+_MOST_BODIES_BYTES = 1 << 20
+MOST_STREAMS = 16
+MOST_ACTIONS = 16  # under way
+COMMENT_SECONDS = 15.0  # of silence, after which a stream gets a comment
+_AGAIN_SECONDS = 1.0  # after the source of states failed
+_ACTION = re.compile(r"[a-z][a-z_]{0,39}")
+_REFUSED_PLACE = f"{MESH_PATH}#refused"
+_NO_PAGE = "This build has no page of the mesh. Run `make chat` in the source, or install meshd's wheel.\n"
+_PRIVATE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+_FAILED = "meshd failed at this request: its log says where (`meshd logs`)"
+_SOURCE = "page of the mesh"  # in the log
+LOG = log.get("gateway")
+
+Headers = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """How requests are let in. `check_key` returns the digest of a request's API key; `admit` lets a
+    connection stay that has shown who it is. Both raise HttpRefusal.
+    """
+
+    check_key: Callable[[web.BaseRequest], bytes]
+    admit: Callable[[web.BaseRequest, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleLink:
+    """A link that opens the page once. `path` has the secret; `name` is for questions about the link."""
+
+    path: str
+    name: str
+
+
+class ConsoleRefusal(HttpRefusal):
+    """A refusal with a hint for the user."""
+
+    def __init__(self, status: int, message: str, code: str, hint: str = "") -> None:
+        super().__init__(Failure(status, message, code=code))
+        self.hint = hint
+
+
+class Console:
+    """The page of the mesh of one node, at one port."""
+
+    def __init__(
+        self,
+        port: int,
+        keys: KeyRing,
+        entrance: Entrance,
+        source: ConsoleSource | None = None,
+        *,
+        page: Page | None = None,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> None:
+        """`keys`: the API's; `source`: see `shows`; `page` None: the one that is installed; `clock`: seconds,
+        sleep included.
+        """
+        self._cookie = cookie_name(port)
+        self._keys = keys
+        self._entrance = entrance
+        self._page = page
+        self._clock = clock
+        self._source = source
+        # who may use it
+        self._sessions = Sessions()
+        self._owners = ConnectionOwners()
+        self._users: WeakKeyDictionary[object, int | None] = WeakKeyDictionary()  # by connection
+        self._used = clock()
+        # the state, and who watches it
+        self._streams = 0
+        self._watched, self._unwatched = asyncio.Event(), asyncio.Event()
+        self._state, self._changed = b"", asyncio.Event()
+        self._closed = False
+        # actions
+        self._bodies = Bodies(most_each=MOST_BODY_BYTES, most_together=_MOST_BODIES_BYTES)
+        self._actions = 0
+
+    def shows(self, source: ConsoleSource) -> None:
+        """Show and do what `source` says, from now on."""
+        self._source = source
+
+    def link(self) -> ConsoleLink:
+        """Make a link that opens the page once, within a minute."""
+        secret = secrets.token_urlsafe(SECRET_BYTES)
+        name = self._sessions.add_link(secret, self._clock())
+        return ConsoleLink(f"{OPEN_PATH}?once={secret}", name)
+
+    def link_state(self, name: str) -> str:
+        """Return what became of a link: `waiting`, `opened` or `ended`."""
+        if self._sessions.waits(name, self._clock()):
+            return "waiting"
+        return "opened" if self._sessions.was_opened(name) else "ended"
+
+    @property
+    def unused_seconds(self) -> float:
+        """Return for how long no session has been used."""
+        return 0.0 if self._streams else self._clock() - self._used
+
+    @staticmethod
+    def answers(path: str) -> bool:
+        """Return True if `path` is the page's, or below it."""
+        return path == MESH_PATH or path.startswith(f"{MESH_PATH}/")
+
+    @staticmethod
+    def opens(path: str) -> bool:
+        """Return True if any site may link to `path`.
+
+        The file that `meshd ui` has a browser open is another site than ours: it leads to a link.
+        """
+        return path in (MESH_PATH, OPEN_PATH)
+
+    @staticmethod
+    def label(path: str) -> str:
+        """Return the label of metrics for one of our paths."""
+        if path.startswith(DO_PREFIX):
+            return f"{DO_PREFIX}NAME"
+        return path if path == STATE_PATH else MESH_PATH
+
+    async def serve(self) -> None:
+        """Have states made while browsers watch, until cancelled."""
+        while True:
+            await self._watched.wait()
+            async with Owner() as owner:
+                owner.start(self._follow(), name="state of the page")
+                await self._unwatched.wait()
+                owner.cancel()
+            self._state = b""
+
+    def close(self) -> None:
+        """End the streams of states."""
+        self._closed = True
+        self._changed.set()
+
+    async def answer(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
+        """Answer a request to one of our paths; `extra`: headers of every answer."""
+        private = {**extra, **_PRIVATE}
+        try:
+            if request.path == STATE_PATH:
+                return await self._stream(request, private)
+            if request.path.startswith(DO_PREFIX):
+                return await self._do(request, private)
+            if request.path == OPEN_PATH:
+                return await self._open(request, private)
+            return await self._file(request, extra)
+        except HttpRefusal as refusal:
+            response = _refusal(refusal, private)
+            if not request.content.is_eof():
+                response.force_close()  # the client need not send the rest of its body
+            return response
+
+    # --- the page and its link --------------------------------------------------------------------------
+
+    async def _file(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
+        _demand_method(request, "GET", "HEAD")
+        if not self._keys:
+            self._entrance.check_key(request)  # lets the connection stay
+        if self._page is None:
+            self._page = await in_thread(mesh_page)
+        if self._page is not None and (file := self._page.get(request.path)) is not None:
+            return await file.response(request.headers, dict(extra))
+        if request.path == MESH_PATH:
+            return web.Response(status=404, text=_NO_PAGE, headers={**extra, **_PRIVATE})
+        raise HttpRefusal(Failure(404, unknown_path(request.path), code="unknown_path"))
+
+    async def _open(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
+        """Spend a link, and begin a session. A GET, as a browser can open nothing else from outside."""
+        _demand_method(request, "GET")
+        if "prefetch" in request.headers.get("Sec-Purpose", "").lower():  # nobody has opened it yet
+            raise unavailable("a link is opened, not fetched before")
+        secret, cookie = request.query.get("once", ""), secrets.token_urlsafe(SECRET_BYTES)
+        uid = await self._user_of(request)
+        opened = is_secret(secret) and self._sessions.spend(secret, cookie, self._clock(), uid)
+        if not opened:
+            return web.Response(status=303, headers={**extra, "Location": _REFUSED_PLACE})
+        self._used = self._clock()
+        LOG.info("page_opened", by=request.remote or "", user=-1 if uid is None else uid)
+        headers = {**extra, "Location": MESH_PATH, "Set-Cookie": set_cookie(self._cookie, cookie)}
+        return web.Response(status=303, headers=headers)
+
+    # --- who asks ---------------------------------------------------------------------------------------
+
+    async def _session_of(self, request: web.BaseRequest) -> Session:
+        """Return the session of a request, and let its connection stay. Raises HttpRefusal."""
+        values = cookie_values(request.headers.getall("Cookie", []), self._cookie)
+        session = self._sessions.find(values, self._clock())
+        if session is None or not await self._is_of_its_user(session, request):
+            message = "this browser has no session, or its session has ended"
+            raise ConsoleRefusal(401, message, "session", "run `meshd ui` on the node's machine")
+        if _is_elsewhere(request):
+            if not self._keys and member_of(request) is None:
+                message = "from elsewhere, the page needs an API key, and this node has none"
+                hint = "start the node with `--api-key-file FILE`"
+                raise ConsoleRefusal(401, message, "invalid_api_key", hint)
+            self._entrance.check_key(request)
+        else:
+            self._entrance.admit(request, session.digest)
+        self._used = self._clock()
+        return session
+
+    async def _is_of_its_user(self, session: Session, request: web.BaseRequest) -> bool:
+        return session.uid is None or await self._user_of(request) in (session.uid, 0)
+
+    async def _user_of(self, request: web.BaseRequest) -> int | None:
+        """Return the user whose program made the connection; None: unknown, or it comes from elsewhere."""
+        connection, transport = request.protocol, request.transport
+        if transport is None or member_of(request) is not None:
+            return None
+        ends = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        client, server = (tuple(end[:2]) if isinstance(end, tuple) else ("", 0) for end in ends)
+        if not is_loopback(str(client[0])):
+            return None
+        if connection not in self._users:
+            self._users[connection] = await self._owners.user_of(
+                (str(client[0]), int(client[1])), (str(server[0]), int(server[1]))
+            )
+        return self._users[connection]
+
+    # --- state ------------------------------------------------------------------------------------------
+
+    async def _stream(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
+        """Send each state as an event, until the client or the session ends."""
+        _demand_method(request, "GET")
+        _demand_own_page(request)
+        session = await self._session_of(request)
+        if self._source is None or self._closed:
+            raise unavailable("this node is starting or stopping")
+        if self._streams >= MOST_STREAMS:
+            raise unavailable(f"{MOST_STREAMS} windows show this page already: close one")
+        headers = {**extra, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
+        with suppress(ConnectionError):  # the client has gone
+            await response.prepare(request)
+            async with self._watching(), aclosing(self._events(session)) as events:
+                async for event in events:
+                    await response.write(event)  # waits until the client has read most of the earlier ones
+        return response
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        self._streams += 1
+        self._unwatched.clear()
+        self._watched.set()
+        try:
+            yield
+        finally:
+            self._streams -= 1
+            self._used = self._clock()
+            if not self._streams:
+                self._watched.clear()
+                self._unwatched.set()
+
+    async def _events(self, session: Session) -> AsyncGenerator[bytes, None]:
+        """Yield the newest state each time it has changed, and comments in a silence."""
+        sent = b""
+        while not self._closed and self._sessions.is_open(session, self._clock()):
+            changed = self._changed
+            if self._state and self._state is not sent:
+                sent = self._state
+                yield sent
+                continue
+            try:
+                async with asyncio.timeout(COMMENT_SECONDS):
+                    await changed.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
+
+    async def _follow(self) -> None:
+        while True:
+            await ended(self._take_states(), source=_SOURCE, name="state")
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _take_states(self) -> None:
+        assert self._source is not None
+        # a cancellation finds us within `watch`, which it ends
+        async for state in self._source.watch():
+            self._state = b"event: state\ndata: " + _encoded(state) + b"\n\n"
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    # --- actions ----------------------------------------------------------------------------------------
+
+    async def _do(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
+        """Do what the page asks for, and report the result. Raises HttpRefusal."""
+        # 1. Who asks, and whether it is our own page.
+        _demand_method(request, "POST")
+        _demand_own_page(request, acts=True)
+        session = await self._session_of(request)
+
+        # 2. What is asked for.
+        name = request.path.removeprefix(DO_PREFIX)
+        if not _ACTION.fullmatch(name):
+            raise HttpRefusal(Failure(404, unknown_path(request.path), code="unknown_path"))
+        if name in FRESH_ACTIONS and not session.is_fresh(self._clock()):
+            message = "this cannot be undone, so it needs a session that began in the last 10 minutes"
+            raise ConsoleRefusal(403, message, "fresh_link", "run `meshd ui` again")
+        if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != JSON_TYPE:
+            message = f"the body must be JSON: send `Content-Type: {JSON_TYPE}`"
+            raise HttpRefusal(Failure(415, message, code="unsupported_media_type"))
+
+        # 3. Do it, within limits.
+        if self._source is None:
+            raise unavailable("this node is starting or stopping")
+        if self._actions >= MOST_ACTIONS:
+            raise unavailable(f"{MOST_ACTIONS} actions are under way already")
+        self._actions += 1
+        try:
+            async with self._bodies.read(request, session.digest) as body:
+                fields = parse_object(body)
+            result = await contained(self._source.act(name, fields), source=_SOURCE, name=name)
+        except Fault as fault:  # it is in the log
+            raise ConsoleRefusal(500, _FAILED, "internal_error") from fault
+        except HttpRefusal:
+            raise
+        except MeshdError as error:
+            raise ConsoleRefusal(_status(error), error.what, _code(error), error.hint) from error
+        finally:
+            self._actions -= 1
+        return web.Response(body=_encoded({"result": result}), content_type=JSON_TYPE, headers=extra)
+
+
+def _encoded(value: object) -> bytes:
+    """Return JSON in ASCII, without line ends."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _refusal(refusal: HttpRefusal, extra: Headers) -> web.Response:
+    failure = refusal.failure
+    error = {"message": failure.message, "hint": refusal.hint, "code": failure.code}
+    headers = {**failure.headers(), **extra}
+    return web.json_response({"error": error}, status=failure.status, headers=headers)
+
+
+def _status(error: MeshdError) -> int:
+    if isinstance(error, UserError | RemoteProtocolError):
+        return 400
+    return 409 if isinstance(error, Refused) else 500
+
+
+def _code(error: MeshdError) -> str:
+    """Return the code of an error as on the control socket."""
+    if isinstance(error, Refused | RemoteProtocolError):
+        return error.code
+    return "user" if isinstance(error, UserError) else "failed"
+
+
+def _demand_method(request: web.BaseRequest, *wanted: str) -> None:
+    if request.method not in wanted:
+        message = f"use {' or '.join(wanted)} for this path"
+        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=wanted))
+
+
+def _demand_own_page(request: web.BaseRequest, *, acts: bool = False) -> None:
+    """Refuse requests of any other page, also of those that may call the API. Raises HttpRefusal.
+
+    Browsers send Origin with each POST (WHATWG Fetch 3.2), so an action must have one.
+    """
+    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "same-origin")
+    is_ours = same_origin(origin, request.headers["Host"]) if origin is not None else not acts
+    if not is_ours or site.strip().lower() != "same-origin":
+        message = "only the page of the mesh itself may ask for this"
+        raise HttpRefusal(Failure(403, message, type="permission_error", code="origin_not_allowed"))
+
+
+def _is_elsewhere(request: web.BaseRequest) -> bool:
+    """Return True if a request comes from another machine, perhaps through a proxy that keeps its Host."""
+    if member_of(request) is not None or not is_loopback(request.remote or ""):
+        return True
+    host = parse_authority(request.headers["Host"])
+    return host is None or not is_loopback(host.host)
