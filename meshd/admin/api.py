@@ -497,3 +497,33 @@ class MetricsReply:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsRequest(Request[MetricsReply], name="metrics"):
     """A request for the metrics of this node, with the use of each API key."""
+
+
+LinkState = Literal["waiting", "opened", "ended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiReply:
+    """A link that opens the page of the mesh once, within a minute. `url` has a secret, `id` is its name."""
+
+    url: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiRequest(Request[UiReply], name="ui"):
+    """Make a link to the page of the mesh; a node without an API opens a port for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiLinkReply:
+    """The state of a link; `ended`: nobody opened it in time, or the page has ended."""
+
+    state: LinkState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiLinkRequest(Request[UiLinkReply], name="ui_link"):
+    """A request for the state of a link, by its `id`."""
+
+    id: str

@@ -152,9 +152,11 @@ class ConnectionOwners:
         """Return True if a process of user `uid`, or root's, holds the client's end; None: the system does
         not tell.
         """
-        if sys.platform != "linux":
+        if sys.platform == "linux":
+            async with self._turn:
+                return await in_thread(user_has_connection, uid, client, server)
+        else:
             return None
-        return await self.user_of(client, server) in (uid, 0)
 
     async def user_of(self, client: Address, server: Address) -> int | None:
         """Return the user whose process holds the client's end; None: unknown."""

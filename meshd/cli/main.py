@@ -23,8 +23,6 @@ from meshd.cli.output import Output, standard
 
 INTERRUPTED = 130
 
-LATER = frozenset({"ui"})
-
 
 class VerbCode(Protocol):
     """The interface of a verb: a module, or one of the classes of a module with several."""
@@ -88,6 +86,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("resume", GROUPS[1], "lend again after pause or drain", module="stop"),
     Verb("stop", GROUPS[1], "stop the node that runs on this machine", module="stop"),
     Verb("status", GROUPS[2], "show what this node does, and what needs attention", module="status"),
+    Verb("ui", GROUPS[2], "open the page of the mesh in a browser"),
     Verb("peers", GROUPS[2], "list the other nodes and the connection to each", module="status"),
     Verb("logs", GROUPS[2], "show the logs of meshd and of llama.cpp"),
     Verb("metrics", GROUPS[2], "print the metrics of this node for Prometheus", module="status"),
@@ -174,7 +173,7 @@ def _run(argv: list[str], out: Output) -> int:
         return 0
     verb = next((verb for verb in VERBS if verb.name == name), None)
     if verb is None:
-        raise unknown_verb(name, [*(verb.name for verb in VERBS), "help", "version"], LATER)
+        raise unknown_verb(name, [*(verb.name for verb in VERBS), "help", "version"])
     parser = verb.parser()
     after: list[str] | None = None
     if verb.rest:

@@ -29,7 +29,6 @@ _PASTED = re.compile(r"(?:--[a-z-]+=)?[\"'`<]*(meshd(?:reply)?[0-9].*)", re.IGNO
 _EXAMPLE = re.compile(r"( +.*?\S)  +(\S.*)")
 _ACTION_CELLS = 14  # before the description of an action
 LLAMA_SERVER, THE_ROLE = "llama-server", "the role"  # what gets the arguments after `--`
-NOT_HERE = "not in this version"
 # verbs of other programs for models, and what does the same here
 LIKE_OTHERS = {
     "chat": "serve",
@@ -312,10 +311,8 @@ def read_text(source: str, what: str, limit: int) -> str:
         ) from None
 
 
-def unknown_verb(name: str, verbs: Collection[str], later: Collection[str]) -> UsageError:
+def unknown_verb(name: str, verbs: Collection[str]) -> UsageError:
     """Return the error, with what may have been meant as its hint."""
-    if name in later:
-        return UsageError(f"`meshd {name}` is {NOT_HERE}", hint="run `meshd --help` for the list")
     if name.startswith("-"):
         near = nearest(name, ["--help", "--version"], cutoff=0.75)
         hint = f"did you mean `{near[0]}`?" if near else "put a command first; `meshd --help` lists them"

@@ -80,6 +80,7 @@ from meshd.base.sockets import LOOPBACK_HOST
 from meshd.base.tasks import in_thread
 from meshd.config.forms import HostPort, parse_address
 from meshd.daemon.member_node import PAUSED_BLOB, MemberNode, was_paused
+from meshd.daemon.mesh_page import MeshPage
 from meshd.daemon.models import ModelExchange, Storage
 from meshd.daemon.role_kind import BuiltRole
 from meshd.devices.interface import ListedDevices
@@ -310,6 +311,7 @@ class DaemonControl(TunnelAnswers):
         pausing: Pausing,
         models: ModelExchange,
         storage: Storage,
+        page: MeshPage,
     ) -> None:
         """Answer for `member`, whose files are in `home`. `built`: its role, another one once models came."""
         super().__init__(member.mesh, tunnels)
@@ -322,6 +324,7 @@ class DaemonControl(TunnelAnswers):
         self._pausing = pausing
         self._models = models
         self._storage = storage
+        self._page = page
         self._exposing = asyncio.Lock()
         self._drains, self._drain_ends = asyncio.Event(), 0.0
         self._began = asyncio.get_running_loop().time()
@@ -330,6 +333,8 @@ class DaemonControl(TunnelAnswers):
         """Return the reply of the method for this request, perhaps in the module that most workers lack."""
         if type(request) in self.answered():
             return await super().answer(request)
+        if type(request) in self._page.answered():
+            return await self._page.answer(request)
         from meshd.daemon.plan_answers import PlanAnswers
 
         return await PlanAnswers(self._built(), self._planning, self._storage).answer(request)

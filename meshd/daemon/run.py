@@ -35,6 +35,7 @@ from meshd.build.pin import read_pin
 from meshd.config.tree import METRICS_EXAMPLE, Config
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
+from meshd.daemon.mesh_page import MeshPage, StatusSource
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.models import ModelExchange, Storage, gives_unbounded
 from meshd.daemon.native import (
@@ -66,6 +67,7 @@ from meshd.process.interface import ChildSpec
 from meshd.process.run import run_to_end
 from meshd.rendezvous.join_or_found import Entered
 from meshd.store.hash_cache import HashCache, PieceCache
+from meshd.tunnel.user_tunnels import OwnTunnels
 
 
 class Announcer(Protocol):
@@ -448,23 +450,34 @@ class Daemon:
             self._planning = make_planning(self._config, self._member, self._runtime, self._kind, self._built)
         return self._planning
 
-    async def _serve(self) -> None:
-        """Run everything. At the end the role stops first: its children, then the peers, then the links."""
-        member = self._member
-        # The control socket.
-        tunnels = make_tunnels(member.mesh, self._home)
+    def _control(self, tunnels: OwnTunnels) -> tuple[DaemonControl, MeshPage]:
+        """Return what answers on the control socket, and the page of the mesh."""
+        page = MeshPage(
+            has_api=lambda: self._built.gateway is not None,
+            gateway=lambda: self._gateway,
+            make_source=lambda: StatusSource(control.status_now),
+        )
         control = DaemonControl(
-            member,
+            self._member,
             self._home,
             built=lambda: self._built,
             planning=self._planning_now,
             gateway=lambda: self._gateway,
             stop=self._stop,
             tunnels=tunnels,
-            pausing=Pausing(self._home, member.local, self._built.pause),
+            pausing=Pausing(self._home, self._member.local, self._built.pause),
             models=self._models,
             storage=self._storage,
+            page=page,
         )
+        return control, page
+
+    async def _serve(self) -> None:
+        """Run everything. At the end the role stops first: its children, then the peers, then the links."""
+        member = self._member
+        # The control socket.
+        tunnels = make_tunnels(member.mesh, self._home)
+        control, page = self._control(tunnels)
         admin = AdminServer(home=self._config.paths.home, control=control)
         admin.open()
         # The mesh, then the role and its API.
@@ -480,6 +493,7 @@ class Daemon:
             facts = member.node.facts
             network.start(watch_names(member.mesh, facts.peer, facts.name), name="names")
             network.start(control.lift_drains(), name="drain")
+            network.start(page.serve(), name="page of the mesh")
             self._announcer.follow(control.status_now)
             try:
                 async with Owner() as work:
@@ -490,6 +504,7 @@ class Daemon:
                     if make_gateway is not None:
                         gateway = self._gateway = await _made(make_gateway)
                         gateway.shows(partial(control.exposition, MetricsReader.API))
+                        gateway.console.shows(page.source)
                         work.start(gateway.serve(), name="gateway")
                         await gateway.started.wait()
                         is_open.set()

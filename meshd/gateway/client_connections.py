@@ -15,6 +15,7 @@ as events.
 """
 
 import asyncio
+import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -40,13 +41,14 @@ from meshd.base.tasks import Owner
 from meshd.base.units import without_numbers
 from meshd.base.unproven_connections import UnprovenConnections, origin
 from meshd.gateway.dialects.dialect import Answering, Dialect
-from meshd.gateway.failure import ANSWER_HEADERS, Failure, unavailable
+from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import MemberCaller
 from meshd.gateway.paths import error_dialect
 
 if TYPE_CHECKING:
     from aiohttp.http import HttpRequestParser, RawRequestMessage
     from aiohttp.streams import StreamReader
+    from multidict import CIMultiDictProxy
 
 _LEAST_TAKEN = 64 << 10  # in that time, of what waits: 220 bytes a second are enough
 
@@ -325,11 +327,31 @@ _TOO_LONG = (
     f"the request line or a header is longer than {HEADER_LINE_BYTES} bytes, or all together have more than "
     f"{REQUEST_HEAD_BYTES}"
 )
-HEAD_TOO_LONG = Failure(431, _TOO_LONG, code="headers_too_large")
+_HEAD_TOO_LONG = Failure(431, _TOO_LONG, code="headers_too_large")
+
+
+def check_framing(headers: "CIMultiDictProxy[str]") -> None:
+    """Refuse a header that is too long, and any transfer coding but `chunked` (RFC 9112, 6.1).
+
+    Raises HttpRefusal.
+    """
+    if has_long_header(headers):
+        raise HttpRefusal(_HEAD_TOO_LONG)
+    codings = headers.getall("Transfer-Encoding", [])
+    if codings and [coding.strip().lower() for coding in codings] != ["chunked"]:
+        message = f"`Transfer-Encoding: {', '.join(codings)[:50]}` is not supported: send `chunked` alone"
+        raise HttpRefusal(Failure(501, message, code="unsupported_transfer_encoding"))
+
+
+def demand_method(method: str, *wanted: str) -> None:
+    """Refuse other methods than the wanted ones. Raises HttpRefusal."""
+    if method not in wanted:
+        message = f"use {' or '.join(wanted)} for this path"
+        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=wanted))
 
 
 def has_long_header(headers: Mapping[str, str]) -> bool:
-    """Return True if a header is too long. Cookies do not count, because the API reads none.
+    """Return True if a header is too long. Cookies do not count.
 
     Browsers send all cookies of `localhost`, including those of other programs.
     """
@@ -343,7 +365,7 @@ def has_long_header(headers: Mapping[str, str]) -> bool:
 def _not_http(error: BaseException | None) -> Failure:
     """Return the failure for bytes that are not a valid request."""
     if isinstance(error, LineTooLong):
-        return HEAD_TOO_LONG
+        return _HEAD_TOO_LONG
     message = f"the request is not valid HTTP/1.1, or has more than {MAX_HEADERS} headers"
     return Failure(400, message, code="invalid_http")
 
@@ -360,6 +382,30 @@ class ApiServer(web.Server):
         """Make the protocol of a new connection."""
         loop = asyncio.get_running_loop()
         return ClientConnection(self._limits, self, loop=loop, idle=self._idle, member=member)
+
+
+@asynccontextmanager
+async def listening(
+    server: ApiServer, sockets: Sequence[socket.socket], *, end_seconds: float
+) -> AsyncIterator[None]:
+    """Serve on bound sockets until the block is left; then all connections are closed.
+
+    Clients get `end_seconds` to take what was written.
+    """
+    runner = web.ServerRunner(server, shutdown_timeout=end_seconds)
+    await runner.setup()
+    try:
+        for listener in sockets:
+            await web.SockSite(runner, listener).start()
+        yield
+    finally:
+        transports = [connection.transport for connection in server.connections]
+        try:
+            await runner.cleanup()
+        finally:
+            for transport in transports:
+                if transport is not None:
+                    transport.abort()  # bytes that a client never took would keep it open
 
 
 def _noted(handler: Handler) -> Handler:
@@ -391,6 +437,15 @@ def _address(transport: asyncio.BaseTransport) -> tuple[str, int]:
 def error_response(failure: Failure, dialect: Dialect) -> web.Response:
     """Return a failure as a whole response, in the client's dialect."""
     return web.json_response(dialect.error(failure), status=failure.status, headers=failure.headers())
+
+
+def refused(request: web.BaseRequest, refusal: HttpRefusal, extra: Mapping[str, str]) -> web.Response:
+    """Return the response to a refused request, in its dialect. `extra`: further headers."""
+    response = error_response(refusal.failure, error_dialect(request.path))
+    response.headers.update(extra)
+    if not request.content.is_eof():
+        response.force_close()  # the client need not send the rest of its body
+    return response
 
 
 def left_out(notes: Sequence[str]) -> dict[str, str]:

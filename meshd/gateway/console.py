@@ -31,7 +31,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.socket_owners import ConnectionOwners
 from meshd.base.tasks import Owner, boot_seconds, in_thread
 from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origin
-from meshd.gateway.client_connections import member_of
+from meshd.gateway.client_connections import demand_method, member_of
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ConsoleSource
 from meshd.gateway.pages import Page, mesh_page
@@ -39,6 +39,7 @@ from meshd.gateway.paths import unknown_path
 from meshd.gateway.request import Bodies, parse_object
 from meshd.gateway.sessions import (
     SECRET_BYTES,
+    LinkState,
     Session,
     Sessions,
     cookie_name,
@@ -71,8 +72,8 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """How requests are let in. `check_key` returns the digest of a request's API key; `admit` lets a
-    connection stay that has shown who it is. Both raise HttpRefusal.
+    """The checks of a port. `check_key` returns the digest of a request's API key; `admit` lets a connection
+    stay that has shown who it is. Both raise HttpRefusal.
     """
 
     check_key: Callable[[web.BaseRequest], bytes]
@@ -137,19 +138,18 @@ class Console:
 
     def link(self) -> ConsoleLink:
         """Make a link that opens the page once, within a minute."""
+        self._used = self._clock()
         secret = secrets.token_urlsafe(SECRET_BYTES)
         name = self._sessions.add_link(secret, self._clock())
         return ConsoleLink(f"{OPEN_PATH}?once={secret}", name)
 
-    def link_state(self, name: str) -> str:
-        """Return what became of a link: `waiting`, `opened` or `ended`."""
-        if self._sessions.waits(name, self._clock()):
-            return "waiting"
-        return "opened" if self._sessions.was_opened(name) else "ended"
+    def link_state(self, name: str) -> LinkState:
+        """Return what became of a link."""
+        return self._sessions.link_state(name, self._clock())
 
     @property
     def unused_seconds(self) -> float:
-        """Return for how long no session has been used."""
+        """Return for how long no session has been used, and no link made."""
         return 0.0 if self._streams else self._clock() - self._used
 
     @staticmethod
@@ -207,7 +207,7 @@ class Console:
     # --- the page and its link --------------------------------------------------------------------------
 
     async def _file(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
-        _demand_method(request, "GET", "HEAD")
+        demand_method(request.method, "GET", "HEAD")
         if not self._keys:
             self._entrance.check_key(request)  # lets the connection stay
         if self._page is None:
@@ -220,7 +220,7 @@ class Console:
 
     async def _open(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
         """Spend a link, and begin a session. A GET, as a browser can open nothing else from outside."""
-        _demand_method(request, "GET")
+        demand_method(request.method, "GET")
         if "prefetch" in request.headers.get("Sec-Purpose", "").lower():  # nobody has opened it yet
             raise unavailable("a link is opened, not fetched before")
         secret, cookie = request.query.get("once", ""), secrets.token_urlsafe(SECRET_BYTES)
@@ -229,7 +229,7 @@ class Console:
         if not opened:
             return web.Response(status=303, headers={**extra, "Location": _REFUSED_PLACE})
         self._used = self._clock()
-        LOG.info("page_opened", by=request.remote or "", user=-1 if uid is None else uid)
+        LOG.info("page_opened", remote=request.remote or "a member")
         headers = {**extra, "Location": MESH_PATH, "Set-Cookie": set_cookie(self._cookie, cookie)}
         return web.Response(status=303, headers=headers)
 
@@ -275,7 +275,7 @@ class Console:
 
     async def _stream(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
         """Send each state as an event, until the client or the session ends."""
-        _demand_method(request, "GET")
+        demand_method(request.method, "GET")
         _demand_own_page(request)
         session = await self._session_of(request)
         if self._source is None or self._closed:
@@ -338,7 +338,7 @@ class Console:
     async def _do(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
         """Do what the page asks for, and report the result. Raises HttpRefusal."""
         # 1. Who asks, and whether it is our own page.
-        _demand_method(request, "POST")
+        demand_method(request.method, "POST")
         _demand_own_page(request, acts=True)
         session = await self._session_of(request)
 
@@ -397,12 +397,6 @@ def _code(error: MeshdError) -> str:
     if isinstance(error, Refused | RemoteProtocolError):
         return error.code
     return "user" if isinstance(error, UserError) else "failed"
-
-
-def _demand_method(request: web.BaseRequest, *wanted: str) -> None:
-    if request.method not in wanted:
-        message = f"use {' or '.join(wanted)} for this path"
-        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=wanted))
 
 
 def _demand_own_page(request: web.BaseRequest, *, acts: bool = False) -> None:

@@ -16,7 +16,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from multidict import CIMultiDictProxy
 
 from meshd.base.admission import Share, Slots
 from meshd.base.errors import Broken
@@ -39,12 +38,13 @@ from meshd.gateway.access import (
 from meshd.gateway.answer import RECORD, Answer, AnswerContext, RequestRecord
 from meshd.gateway.answer_parts import Parts, PartsError, joined_answer
 from meshd.gateway.client_connections import (
-    HEAD_TOO_LONG,
     ApiServer,
     ConnectionLimits,
-    error_response,
-    has_long_header,
+    check_framing,
+    demand_method,
+    listening,
     member_of,
+    refused,
 )
 from meshd.gateway.console import Console, Entrance
 from meshd.gateway.dialects.chat import PassedOn
@@ -69,7 +69,6 @@ from meshd.gateway.paths import (
     ROUTES,
     SHOW_PATH,
     Route,
-    error_dialect,
     unknown_path,
 )
 from meshd.gateway.request import (
@@ -222,36 +221,30 @@ class Gateway:
             self._api.close()
 
     async def _run(self) -> None:
-        limits = self._connections
-        server = ApiServer(limits, self._handle, idle=IDLE_CONNECTION_SECONDS)
-        runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
-        await runner.setup()
-        self._server = server
+        server = ApiServer(self._connections, self._handle, idle=IDLE_CONNECTION_SECONDS)
         try:
-            for listener in self._api.sockets:
-                await web.SockSite(runner, listener).start()
-            _log.info("api_listening", url=self.url)
-            self.started.set()
-            async with Owner() as owner:
-                owner.start(limits.serve(), name="api connections")
-                owner.start(self.console.serve(), name="page of the mesh")
-                if self._tracing is not None:
-                    owner.start(self._tracing.serve(), name="traces")
+            async with listening(server, self._api.sockets, end_seconds=SHUTDOWN_SECONDS):
+                self._server = server
+                try:
+                    _log.info("api_listening", url=self.url)
+                    self.started.set()
+                    await self._work()
+                finally:
+                    self.started.clear()
+                    self._server = None
+                    self._answers.end_all("meshd is stopping")
+                    self.console.close()
         finally:
-            self.started.clear()
-            self._server = None
-            self._answers.end_all("meshd is stopping")
-            self.console.close()
-            transports = [connection.transport for connection in server.connections]
-            try:
-                await runner.cleanup()
-            finally:
-                self._api.close()
-                for transport in transports:
-                    if transport is not None:
-                        transport.abort()  # bytes that a client never took would keep it open
-                if self._tracing is not None:
-                    await self._tracing.close()
+            if self._tracing is not None:
+                await self._tracing.close()
+
+    async def _work(self) -> None:
+        """Run what goes beside the requests, until cancelled."""
+        async with Owner() as owner:
+            owner.start(self._connections.serve(), name="api connections")
+            owner.start(self.console.serve(), name="page of the mesh")
+            if self._tracing is not None:
+                owner.start(self._tracing.serve(), name="traces")
 
     def requests_of(self, model: str) -> int:
         """Count the requests for a model that are under way."""
@@ -323,18 +316,14 @@ class Gateway:
         foreign = origin is not None and self._api.guard.is_foreign_but_allowed(origin)
         extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
-            _check_framing(request.headers)
+            check_framing(request.headers)
             opens_page = request.path in self._page or self.console.opens(request.path)
             self._api.guard.check(request.headers, opens_page=opens_page)
             if request.method == "OPTIONS":
                 return _preflight(request, extra, allowed=foreign)
             return await self._answer(request, extra)
         except HttpRefusal as refusal:
-            response = error_response(refusal.failure, error_dialect(request.path))
-            response.headers.update(extra)
-            if not request.content.is_eof():
-                response.force_close()  # the client need not send the rest of its body
-            return response
+            return refused(request, refusal, extra)
 
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
         """Answer without llama-server if possible, else pass the request on. Raises HttpRefusal."""
@@ -344,7 +333,7 @@ class Gateway:
         # 1. The page and health need no key; the page of the mesh has rules of its own.
         page_file = self._page.get(path)
         if page_file is not None or path in HEALTH_PATHS:
-            _demand_method(method, "GET")
+            demand_method(method, "GET")
             if not self._api.keys:
                 self._check_key(request)  # lets the connection stay
             if page_file is not None:
@@ -357,21 +346,21 @@ class Gateway:
         key = self._check_key(request)
         route = ROUTES.get(path)
         if path == METRICS_PATH and "model" not in request.query and member_of(request) is None:
-            _demand_method(method, "GET")
+            demand_method(method, "GET")
             with self._accounts.request(key) if self._api.keys else nullcontext():
                 text = await self._exposition()
             return web.Response(body=text.encode(), headers={**extra, "Content-Type": METRICS_TYPE})
         if route is None and self._own.answers(path):
-            _demand_method(method, "GET")
+            demand_method(method, "GET")
             return web.json_response(self._own.about(path), headers=extra)
         if (lacking := LACKING.get(path)) is not None:
-            _demand_method(method, *lacking)
+            demand_method(method, *lacking)
             async with self._bodies.read(request, key):
                 answer = lacking[method]
             return web.json_response(answer, headers=extra) if answer is not None else _nothing(extra)
         if route is None:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
-        _demand_method(method, route.method)
+        demand_method(method, route.method)
         if method == "POST":
             _demand_type(request.headers, route)
         if path == SHOW_PATH:
@@ -545,25 +534,6 @@ def _joined(answer: Answer, parts: Parts, bodies: Sequence[bytes]) -> bytes:
     except PartsError as error:
         raise HttpRefusal(Failure(502, f"llama-server: {error}", code="upstream_error")) from error
     return encoded_in_pieces(answer.translated(whole))
-
-
-def _check_framing(headers: CIMultiDictProxy[str]) -> None:
-    """Refuse a header that is too long, and any transfer coding but `chunked` (RFC 9112, 6.1).
-
-    Raises HttpRefusal.
-    """
-    if has_long_header(headers):
-        raise HttpRefusal(HEAD_TOO_LONG)
-    codings = headers.getall("Transfer-Encoding", [])
-    if codings and [coding.strip().lower() for coding in codings] != ["chunked"]:
-        message = f"`Transfer-Encoding: {', '.join(codings)[:50]}` is not supported: send `chunked` alone"
-        raise HttpRefusal(Failure(501, message, code="unsupported_transfer_encoding"))
-
-
-def _demand_method(method: str, *wanted: str) -> None:
-    if method not in wanted:
-        message = f"use {' or '.join(wanted)} for this path"
-        raise HttpRefusal(Failure(405, message, code="method_not_allowed", allow=wanted))
 
 
 def _nothing(extra: Headers) -> web.Response:

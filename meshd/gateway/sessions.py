@@ -11,6 +11,7 @@ import hmac
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from meshd.identity.proof import key_digest
 
@@ -24,6 +25,8 @@ _MOST_VALUES = 8  # of one cookie's name in a request
 _MOST_HEADER_CHARS = 256 << 10  # of all Cookie headers
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 _NAME_CHARS = 12  # of a digest in hex
+
+LinkState = Literal["waiting", "opened", "ended"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +62,12 @@ class Sessions:
         self._links[digest] = now
         return _name(digest)
 
-    def waits(self, name: str, now: float) -> bool:
-        """Return True while the link of this name can be opened."""
+    def link_state(self, name: str, now: float) -> LinkState:
+        """Return what became of the link of this name: only the newest links that were opened are known."""
         self._drop(now)
-        return any(_name(digest) == name for digest in self._links)
-
-    def was_opened(self, name: str) -> bool:
-        """Return True if the link of this name has been opened, and not long before many others."""
-        return any(_name(digest) == name for digest in self._spent)
+        if any(_name(digest) == name for digest in self._links):
+            return "waiting"
+        return "opened" if any(_name(digest) == name for digest in self._spent) else "ended"
 
     def spend(self, secret: str, cookie: str, now: float, uid: int | None = None) -> Session | None:
         """End the link of `secret`, and begin a session for `cookie`; None if there is no such link.

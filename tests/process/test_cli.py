@@ -152,7 +152,7 @@ def test_asking_a_daemon_imports_nothing_heavy_either(environ: dict[str, str]) -
         ("worker --config /nonexistent", 1),
         ("serve", 2),
         ("", 2),
-        ("ui", 2),
+        ("ui", 1),
         ("worker --bogus", 2),
     ],
 )

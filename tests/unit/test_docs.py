@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from meshd.cli.main import LATER, VERBS, Verb
+from meshd.cli.main import VERBS, Verb
 from meshd.cli.options import Parser
 from meshd.daemon.roles import ROLES
 from meshd.store.interface import HashProgress
@@ -54,13 +54,6 @@ def test_every_verb_and_flag_is_in_cli_md(verb: Verb) -> None:
 def test_cli_md_has_no_chapter_of_a_verb_that_is_not_there() -> None:
     chapters = set(re.findall(r"^### meshd (\w+)$", page("cli.md"), re.MULTILINE))
     assert chapters == {verb.name for verb in VERBS}
-
-
-def test_the_commands_of_later_versions_are_those_that_the_parser_refuses() -> None:
-    line = re.search(r"^- \*\*Commands of later versions\*\* \((.*?)\)", page("limitations.md"), re.MULTILINE)
-    assert line is not None
-    assert set(re.findall(r"`(\w+)`", line.group(1))) == LATER
-    assert LATER.isdisjoint(verb.name for verb in VERBS)
 
 
 def test_every_warning_is_in_errors_md() -> None:

@@ -260,6 +260,7 @@ def planned(
     )
 
 
+UI_URL = "http://127.0.0.1:8090/mesh/open?once=secret"
 PLAN = plan_api.PlanReply(
     model="SmolLM2.gguf",
     head="desk",
@@ -296,6 +297,7 @@ class FakeControl(Answers):
     error: Exception | None = None  # of a status
     network: NetcheckReply = NETCHECK
     drains: list[api.DrainReply] = field(default_factory=list)  # what it says next
+    link_states: list[api.LinkState] = field(default_factory=list)  # what it says next
 
     @classmethod
     def answered(cls) -> frozenset[object]:
@@ -384,6 +386,10 @@ class FakeControl(Answers):
                 return TunnelList(tunnels=(TUNNEL,))
             case api.NetcheckRequest():
                 return self.network
+            case api.UiRequest():
+                return api.UiReply(url=UI_URL, id="0a1b")
+            case api.UiLinkRequest():
+                return api.UiLinkReply(state=self.link_states.pop(0))
         return api.Done()
 
 

@@ -21,6 +21,7 @@ from meshd.admin.request import (
 from meshd.admin.status import PeerView, Status
 from meshd.base.errors import LocalProtocolError, RemoteProtocolError
 from meshd.daemon.control import DaemonControl
+from meshd.daemon.mesh_page import MeshPage
 from meshd.daemon.plan_answers import PlanAnswers
 from meshd.model.status import ModelState, ModelStatus
 
@@ -73,6 +74,8 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
         '{"request":"tunnel_open","peer":"garage","service":"web","listen":"127.0.0.1:8000"}'
     ),
     api.TunnelListRequest(): '{"request":"tunnel_list"}',
+    api.UiRequest(): '{"request":"ui"}',
+    api.UiLinkRequest(id="0a1b"): '{"request":"ui_link","id":"0a1b"}',
     api.TunnelCloseRequest(peer="garage", service="web"): (
         '{"request":"tunnel_close","listen":"","peer":"garage","service":"web"}'
     ),
@@ -109,8 +112,9 @@ def test_no_two_requests_have_one_name() -> None:
 
 
 def test_every_request_is_answered() -> None:
-    assert not DaemonControl.answered() & PlanAnswers.answered()
-    assert DaemonControl.answered() | PlanAnswers.answered() == set(requests().values())
+    answered = [DaemonControl.answered(), PlanAnswers.answered(), MeshPage.answered()]
+    assert frozenset.union(*answered) == set(requests().values())
+    assert sum(map(len, answered)) == len(requests())
 
 
 def test_a_class_answers_what_its_base_does() -> None:

@@ -1,6 +1,5 @@
-"""The command line itself: verbs, exit codes, help, and what is not in this version."""
+"""The command line itself: verbs, exit codes, help."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd import __version__
 from meshd.cli import main
-from meshd.cli.main import GROUPS, LATER, VERBS
+from meshd.cli.main import GROUPS, VERBS
 from meshd.cli.options import Parser
 
-from tests.rules.source import ROOT
 from tests.tokens import token
 
 from .shell import meshd, raises_nothing_else, refused
@@ -20,7 +18,7 @@ NAMES = [verb.name for verb in VERBS]
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"]])
-def test_help_lists_every_verb_and_none_of_later(argv: list[str]) -> None:
+def test_help_lists_every_verb(argv: list[str]) -> None:
     ran = meshd(*argv)
     assert (ran.code, ran.err) == (0, "")
     parts = [part.splitlines() for part in ran.out.split("\n\n")]
@@ -30,24 +28,11 @@ def test_help_lists_every_verb_and_none_of_later(argv: list[str]) -> None:
     assert tuple(groups) == GROUPS
     listed = [line.split()[0] for lines in groups.values() for line in lines]
     assert listed == NAMES
-    assert not set(listed) & LATER
 
 
 def test_nothing_at_all_is_no_command() -> None:
     ran = meshd()
     assert (ran.code, ran.out) == (2, "") and "usage: meshd COMMAND" in ran.err
-
-
-def test_those_of_later_are_listed_as_limitations() -> None:
-    assert {"ui"} <= LATER
-    limitations = (ROOT / "docs/limitations.md").read_text()
-    said = next(line for line in limitations.splitlines() if "Commands of later versions" in line)
-    assert set(re.findall(r"`(\w+)`", said)) == LATER
-
-
-@pytest.mark.parametrize("verb", sorted(LATER))
-def test_a_verb_of_later_is_said_to_be_so(verb: str) -> None:
-    refused(meshd(verb, "--help"), 2, f"`meshd {verb}` is not in this version")
 
 
 @pytest.mark.parametrize(

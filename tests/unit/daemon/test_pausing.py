@@ -106,6 +106,7 @@ async def test_a_drain_that_nobody_asks_for_any_more_is_lifted(
         pausing=Pausing(Home(tmp_path), member, Pause()),
         models=unused,
         storage=unused,
+        page=unused,
     )
     async with Owner() as owner:
         owner.start(answers.lift_drains(), name="drain")

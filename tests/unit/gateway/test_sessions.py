@@ -37,9 +37,9 @@ def opened(number: int, now: float) -> tuple[Sessions, str]:
 def test_a_link_opens_once() -> None:
     sessions = Sessions()
     name = sessions.add_link(secret(1), 0.0)
-    assert sessions.waits(name, 1.0) and not sessions.was_opened(name)
+    assert sessions.link_state(name, 1.0) == "waiting"
     assert sessions.spend(secret(1), secret(2), 1.0) is not None
-    assert not sessions.waits(name, 1.0) and sessions.was_opened(name)
+    assert sessions.link_state(name, 1.0) == "opened"
     assert sessions.spend(secret(1), secret(3), 1.0) is None
     assert sessions.find([secret(3)], 1.0) is None
 
@@ -49,7 +49,7 @@ def test_a_link_lasts_a_minute(after: float, opens: bool) -> None:
     sessions = Sessions()
     name = sessions.add_link(secret(1), 100.0)
     assert (sessions.spend(secret(1), secret(2), 100.0 + after) is not None) is opens
-    assert sessions.was_opened(name) is opens
+    assert sessions.link_state(name, 100.0 + after) == ("opened" if opens else "ended")
 
 
 def test_of_a_thousand_links_the_newest_are_valid() -> None:
