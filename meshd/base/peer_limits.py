@@ -137,6 +137,7 @@ API_USERS_KNOWN = Share(
     "the one with the least is forgotten",
 )
 API_MODELS_MEASURED = Share("models with metrics of their own", 64, "node", "others share a label")
+API_MODEL_WATCHERS = Share("chat pages that watch several models", 32, "node", "further ones get 503")
 API_CULPRITS = Share(
     "API requests that end llama-server, in 10 minutes (without keys: per address)",
     3,

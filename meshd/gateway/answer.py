@@ -438,12 +438,12 @@ class Answer:
         method = "GET"
         if self._body is not None:
             method, headers["Content-Type"] = "POST", self.asked.content_type
-        upstream = self.upstream
+        upstream, path = self.upstream, f"{self.asked.path}{self.asked.query}"
         at_server = nullcontext() if self._gated is None else self._gated.at_server(upstream)
         with self._context.counted():
             async with at_server, open_session(upstream.connect) as session:
                 self.meter.sent = self.meter.sent or _now()
-                answer = await send_call(session, method, self.asked.path, self._attempt_body, headers)
+                answer = await send_call(session, method, path, self._attempt_body, headers)
                 try:
                     if upstream.is_refusal(answer.status):
                         raise UpstreamLost((await failure_in(answer)).message, taken=False)

@@ -201,6 +201,9 @@ class NamedModel(Protocol):
     def turn(self) -> ModelTurn:
         """Return a turn for a new request."""
 
+    def unload_unused(self) -> str:
+        """Begin to unload it, unless requests need it or it is never unloaded. Returns why not, or ""."""
+
 
 class Models(Protocol):
     """The models behind a gateway: one that answers to any name, several by name, or other nodes' models."""

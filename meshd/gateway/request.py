@@ -227,6 +227,7 @@ class UpstreamRequest:
     answers: int = 1  # that it asks for
     parts: Parts | None = None  # requests that it is sent as, if they are several; then `body` is empty
     content_type: str = JSON_TYPE
+    query: str = ""  # with its question mark
 
 
 def upstream_request(translation: Translation) -> UpstreamRequest:
@@ -367,6 +368,10 @@ class PlainModel:
     def turn(self) -> Self:
         """Return a turn that begins at once."""
         return self
+
+    def unload_unused(self) -> str:
+        """Return why it stays."""
+        return "its node does not load it on demand"
 
     async def begin(self) -> Readiness | None:
         """Return the model's state if it is not ready."""

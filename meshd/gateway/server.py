@@ -1,6 +1,7 @@
 """The API of a node: it serves until cancelled, and takes each request past the guards to what answers it.
 
-Health, the lists of models and the pages need no llama-server: see `OwnAnswers` and `pages.py`.
+Health, the lists of models and the pages need no llama-server: see `own_answers.py`, `router_answers.py`
+and `pages.py`.
 """
 
 import asyncio
@@ -10,10 +11,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -50,7 +51,6 @@ from meshd.gateway.console import Console, Entrance
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import RequestFacts
 from meshd.gateway.dialects.fields import encoded_in_pieces, text_of
-from meshd.gateway.dialects.ollama import VERSION, ListedModel, running, shown, tags
 from meshd.gateway.events import CLIENT_GONE
 from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import (
@@ -62,6 +62,7 @@ from meshd.gateway.interface import (
     Upstream,
 )
 from meshd.gateway.metrics import OTHER_PATH, PAGE_PATH
+from meshd.gateway.own_answers import HEALTH_PATHS, MODEL_PREFIX, OWN_PATHS, OwnAnswers
 from meshd.gateway.pages import Page, load_page
 from meshd.gateway.paths import (
     LACKING,
@@ -77,16 +78,13 @@ from meshd.gateway.request import (
     UpstreamRequest,
     check_ready,
     find_model,
-    model_names,
-    not_ready,
     parse_object,
     read_form,
-    unknown_model,
     upstream_request,
 )
+from meshd.gateway.router_answers import ASKED_BY_PAGE, ROUTER_PATHS, RouterAnswers
 from meshd.gateway.turns import Accounts, AnswerLog, Turns
 from meshd.gateway.upstream import MOST_JOINED_BYTES
-from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState
 
 if TYPE_CHECKING:
@@ -98,15 +96,8 @@ IDENTITY = "identity"  # the coding that changes nothing
 IDLE_CONNECTION_SECONDS = 75.0
 SHUTDOWN_SECONDS = 1.0  # for clients to take the last event; those that do not read are cut off
 
-HEALTH_PATHS = frozenset({"/health", "/v1/health"})
-MODELS_PATHS = frozenset({"/v1/models", "/models"})
-MODEL_PREFIX = "/v1/models/"
-TAGS_PATH, RUNNING_PATH, VERSION_PATH = "/api/tags", "/api/ps", "/api/version"
-_OWN_PATHS = MODELS_PATHS | {TAGS_PATH, RUNNING_PATH, VERSION_PATH}
-_KNOWN_PATHS = frozenset({*ROUTES, *LACKING, *HEALTH_PATHS, *_OWN_PATHS})
+_KNOWN_PATHS = frozenset({*ROUTES, *LACKING, *ROUTER_PATHS, *HEALTH_PATHS, *OWN_PATHS})
 _STATUSES = frozenset({*map(int, HTTPStatus), CLIENT_GONE})
-
-Headers = Mapping[str, str]
 
 _log = get("gateway")
 
@@ -157,6 +148,9 @@ class Gateway:
         self.drains = False
         """True before a restart: requests under way end, and no other begins."""
         self._bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
+        self._users: dict[str, bytes] = {}  # the last key that used each model on demand
+        users = self._users if api.keys else None
+        self._router = RouterAnswers(models, self._bodies, self._use_by, users)
         # counts of requests, since the start and by model
         self._requests = 0
         self._uses: Counter[Upstream] = Counter()
@@ -233,6 +227,7 @@ class Gateway:
                     self.started.clear()
                     self._server = None
                     self._answers.end_all("meshd is stopping")
+                    self._router.end()
                     self.console.close()
         finally:
             if self._tracing is not None:
@@ -262,6 +257,12 @@ class Gateway:
             upstream.requested(self._uses[upstream])
             if not self._uses[upstream]:
                 del self._uses[upstream]  # another node's API may be one for each request
+
+    @contextmanager
+    def _use_by(self, key: bytes, upstream: Upstream) -> Iterator[None]:
+        """Hold the place of a request of `key` for `upstream`. Raises HttpRefusal if there is none."""
+        with self._place(key), self._accounts.request(key), self._use_of(upstream):
+            yield
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all requests, and the queue of each model now."""
@@ -345,6 +346,11 @@ class Gateway:
         # 2. With a key: what is known of the models here, metrics, or one of the paths that are passed on.
         key = self._check_key(request)
         route = ROUTES.get(path)
+        if path in ASKED_BY_PAGE and self._router.answers(request):
+            demand_method(method, ROUTER_PATHS.get(path, "GET"))
+            if method == "POST":
+                _demand_type(request.headers, form=False)
+            return await self._router.answer(request, key, extra)
         if path == METRICS_PATH and "model" not in request.query and member_of(request) is None:
             demand_method(method, "GET")
             with self._accounts.request(key) if self._api.keys else nullcontext():
@@ -362,7 +368,7 @@ class Gateway:
             raise HttpRefusal(Failure(404, unknown_path(path), code="unknown_path"))
         demand_method(method, route.method)
         if method == "POST":
-            _demand_type(request.headers, route)
+            _demand_type(request.headers, form=route.is_form)
         if path == SHOW_PATH:
             async with self._bodies.read(request, key) as body:
                 return self._own.show(parse_object(body), extra)
@@ -396,7 +402,7 @@ class Gateway:
             if route.method == "GET":
                 model = find_model(self._models, request.query.get("model"), given_keys(request.headers))
                 self._requests += 1
-                asked = UpstreamRequest(path, None, False, PassedOn())
+                asked = UpstreamRequest(path, None, False, PassedOn(), query=_query_of(model.upstream))
                 at_once = PlainModel(model.upstream)
                 return await Answer(self._answers, request, asked, route, at_once, headers=extra).run()
 
@@ -415,6 +421,8 @@ class Gateway:
                     self._accounts.add_answers(key, asked.answers)
                 if only is None or only.upstream is not model.upstream:  # the models came meanwhile
                     held.enter_context(self._use_of(model.upstream))
+                if route.computes and self._models.on_demand:
+                    self._users[model.upstream.model_name] = key
                 if not self._models.on_demand and not (self._holds and route.computes):
                     check_ready(model.upstream.readiness)  # a slow body may have outlived the model
                 self._requests += 1
@@ -536,18 +544,24 @@ def _joined(answer: Answer, parts: Parts, bodies: Sequence[bytes]) -> bytes:
     return encoded_in_pieces(answer.translated(whole))
 
 
-def _nothing(extra: Headers) -> web.Response:
+def _query_of(upstream: Upstream) -> str:
+    """Return the query that names a model to another node, which may have several."""
+    is_elsewhere = upstream.slots is None and upstream.model_name
+    return f"?model={quote(upstream.model_name, safe='')}" if is_elsewhere else ""
+
+
+def _nothing(extra: Mapping[str, str]) -> web.Response:
     return web.Response(status=204, headers=extra)
 
 
-def _demand_type(headers: Mapping[str, str], route: Route) -> None:
+def _demand_type(headers: Mapping[str, str], *, form: bool) -> None:
     """Refuse a body of a type that the path does not take, or a compressed one. Raises HttpRefusal."""
     coding = headers.get("Content-Encoding", IDENTITY)
     if coding.strip().lower() != IDENTITY:
         message = f"the body must not be compressed (`{coding[:50]}`): leave `Content-Encoding` out"
         raise HttpRefusal(Failure(415, message, code="unsupported_encoding"))
-    if not (is_form(headers.get("Content-Type")) if route.is_form else may_be_json(headers)):
-        wanted, kind = ("a form", FORM_TYPE) if route.is_form else ("JSON", JSON_TYPE)
+    if not (is_form(headers.get("Content-Type")) if form else may_be_json(headers)):
+        wanted, kind = ("a form", FORM_TYPE) if form else ("JSON", JSON_TYPE)
         message = f"the body must be {wanted}: send `Content-Type: {kind}`"
         raise HttpRefusal(Failure(415, message, code="unsupported_media_type"))
 
@@ -562,96 +576,3 @@ def _preflight(request: web.BaseRequest, extra: Mapping[str, str], *, allowed: b
         private_network=request.headers.get("Access-Control-Request-Private-Network") == "true",
     )
     return web.Response(status=204, headers={**extra, **headers})
-
-
-class OwnAnswers:
-    """The answers that a gateway gives without a llama-server. `extra`: headers of every answer."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def health(self, asked: str, extra: Headers) -> web.Response:
-        """Report the health of the only model, of the one called `asked`, or of all together."""
-        now, names = self._models.readiness, model_names(self._models)
-        fields: dict[str, object] = {"model": names[0] if len(names) == 1 else ""}
-        if asked and self._models.only is None:
-            upstream = find_model(self._models, asked).upstream
-            now, fields = upstream.readiness, {"model": upstream.model_name}
-        elif self._models.on_demand:
-            fields = {"models": {status.name: str(status.state) for status in self._models.statuses}}
-        if now.state is ModelState.READY:
-            return web.json_response({"status": "ok", **fields}, headers=extra)
-        failure = not_ready(now)
-        body = {"status": str(now.state), "reason": now.reason, "progress": now.progress, **fields}
-        body |= {"workers": [asdict(worker) for worker in now.workers], "error": failure.error()}
-        return web.json_response(body, status=503, headers={**failure.headers(), **extra})
-
-    def answers(self, path: str) -> bool:
-        """Return True if `path` asks about one model or all."""
-        return path in _OWN_PATHS or path.startswith(MODEL_PREFIX)
-
-    def about(self, path: str) -> dict[str, object]:
-        """Describe one model, or all. Raises HttpRefusal."""
-        if path == VERSION_PATH:
-            return {"version": VERSION}
-        if path == RUNNING_PATH:
-            return running(self._listed)
-        if not self._models.on_demand:  # their rows tell the state of each
-            check_ready(self._models.readiness)  # a client takes a model that is listed for one that answers
-        if path == TAGS_PATH:
-            return tags(self._listed)
-        facts = {model.upstream.model_name: model.upstream.facts for model in self._models.all}
-        rows: list[tuple[tuple[str, ...], dict[str, object]]] = []
-        if not self._models.on_demand:
-            rows = [((name,), model_object(name, known)) for name, known in facts.items() if name]
-        for status in self._models.statuses:
-            more = {"aliases": [*status.aliases], "state": str(status.state), "reason": status.reason}
-            row = model_object(status.name, facts.get(status.name, ServedFacts())) | more
-            rows.append(((status.name, *status.aliases), row))
-        if path in MODELS_PATHS:
-            return {"object": "list", "data": [row for _names, row in rows]}
-        asked = path.removeprefix(MODEL_PREFIX)
-        found = next((row for names, row in rows if asked in names), None)
-        if found is None:
-            raise HttpRefusal(unknown_model(self._models, asked))
-        return found
-
-    def show(self, asked: Mapping[str, object], extra: Headers) -> web.Response:
-        """Answer `POST /api/show`; older clients name the model in `name`. Raises HttpRefusal."""
-        upstream = find_model(self._models, asked.get("model") or asked.get("name")).upstream
-        return web.json_response(shown(upstream.model_name, upstream.facts), headers=extra)
-
-    @property
-    def _listed(self) -> list[ListedModel]:
-        states = {status.name: status.state for status in self._models.statuses}
-        return [
-            ListedModel(name, upstream.facts, states.get(name, upstream.readiness.state))
-            for upstream in (model.upstream for model in self._models.all)
-            if (name := upstream.model_name)
-        ]
-
-
-def model_object(name: str, facts: ServedFacts) -> dict[str, object]:
-    """Return OpenAI's model object, with further fields that clients look for; unknown ones are omitted.
-
-    The context has the names of vLLM (`max_model_len`), OpenRouter (`context_length`), Groq
-    (`context_window`) and llama-server (`meta.n_ctx`).
-    """
-    meta = {
-        "n_ctx": facts.context,
-        "n_ctx_train": facts.trained_context,
-        "n_params": facts.parameters,
-        "size": facts.size,
-        "ftype": facts.quantization,
-        "architecture": facts.architecture,
-    }
-    contexts = ("max_model_len", "context_length", "context_window") if facts.context else ()
-    return {
-        "id": name,
-        "object": "model",
-        "created": facts.created,  # OpenAI's clients demand a number
-        "owned_by": "meshd",
-        **dict.fromkeys(contexts, facts.context),
-        "capabilities": list(facts.capabilities),
-        "meta": {field: value for field, value in meta.items() if value},
-    }

@@ -104,6 +104,10 @@ class ModelOnDemand:
             return ModelStage.WAITING
         return _STAGES[now.state]
 
+    def unload_unused(self) -> str:
+        """Unload it unless requests need it; return why not, or ""."""
+        return self._pool.unload_unused(self)
+
     def load(self, owner: Owner) -> None:
         """Begin its life; the one before has ended."""
         self._is_leaving = False
@@ -192,6 +196,16 @@ class ModelPool:
         self._turns.pop(turn.number, None)
         self._policy.ended(turn.number, asyncio.get_running_loop().time())
         self._woken.set()
+
+    def unload_unused(self, model: ModelOnDemand) -> str:
+        """Unload a model unless requests need it; return why not, or ""."""
+        if needed := sum(self._policy.counts(model.name)):
+            return f"{in_number(needed, 'request')} under way or waiting for it"
+        self._policy.not_wanted(model.name)
+        if model.stage not in (ModelStage.UNLOADED, ModelStage.UNLOADING):
+            model.unload("a user has unloaded it")
+        self._woken.set()
+        return ""
 
     def reason_to_wait(self, turn: PoolTurn) -> str:
         """Return why that request waits."""

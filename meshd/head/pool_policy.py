@@ -109,6 +109,10 @@ class LoadPolicy:
             model.running.discard(number)
             model.used_at = now
 
+    def not_wanted(self, name: str) -> None:
+        """Note that it need not be loaded at the start any more."""
+        self._models[name].wanted = False
+
     def is_at(self, name: str, stage: ModelStage, now: float) -> None:
         """Note what has become of a model."""
         model = self._models[name]

@@ -346,10 +346,17 @@ class FakeModel:
     server: FakeServer
     aliases: tuple[str, ...] = ()
     state: ModelState = ModelState.READY
+    progress: float | None = None
     notice: str = ""
     refused: Readiness | None = None
     granted: asyncio.Event = field(default_factory=asyncio.Event)
     turns: list[FakeTurn] = field(default_factory=list)
+    stays: str = ""  # why it cannot be unloaded
+    unloads: int = 0
+
+    def unload_unused(self) -> str:
+        self.unloads += not self.stays
+        return self.stays
 
     def turn(self) -> FakeTurn:
         self.turns.append(FakeTurn(self))
@@ -368,6 +375,7 @@ class FakeModel:
             tensors_from_network=(),
             bytes_per_token=None,
             split=(),
+            progress=self.progress,
             aliases=self.aliases,
         )
 

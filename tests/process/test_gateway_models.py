@@ -179,7 +179,7 @@ async def test_what_a_llama_server_tells_of_itself_is_asked_by_name_and_loads_no
         assert await here.get("/props?model=b") == (200, {"from": "b"})
         assert await here.get("/metrics?model=a") == (200, {"from": "a"})
         here.models["a"].upstream.readiness = Readiness(ModelState.UNLOADED, "nobody needs it")
-        status, error = await here.get("/props")
+        status, error = await here.get("/props?model=a")
         assert (status, error["error"]["code"]) == (503, "model_unloaded")
         assert (await here.get("/props?model=c"))[0] == 404
         assert not any(model.turns for model in here.models.values())

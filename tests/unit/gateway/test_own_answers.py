@@ -9,9 +9,9 @@ from aiohttp import web
 from meshd.gateway.dialects.ollama import VERSION
 from meshd.gateway.failure import HttpRefusal
 from meshd.gateway.interface import Readiness
+from meshd.gateway.own_answers import OwnAnswers, model_object
 from meshd.gateway.pages import small_page
 from meshd.gateway.request import OneModel
-from meshd.gateway.server import OwnAnswers, model_object
 from meshd.model.served_facts import ServedFacts
 from meshd.model.status import ModelState, WorkerWeights
 

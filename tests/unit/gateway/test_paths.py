@@ -4,8 +4,9 @@ import re
 
 import pytest
 from meshd.gateway.failure import Failure
+from meshd.gateway.own_answers import HEALTH_PATHS, MODELS_PATHS
 from meshd.gateway.paths import OLLAMA_PREFIX, PROPS_PATH, ROUTES, SHOW_PATH, error_dialect, unknown_path
-from meshd.gateway.server import HEALTH_PATHS, MODELS_PATHS
+from meshd.gateway.router_answers import ROUTER_PATHS
 
 from tests.pinned_source import pinned_source
 
@@ -18,9 +19,6 @@ REFUSED = {
     "POST /lora-adapters": "changes the model for everyone",
     "POST /models": "fetches from elsewhere",
     "DELETE /models": "removes files",
-    "POST /models/load": "loads files",
-    "POST /models/unload": "ends the model",
-    "GET /models/sse": "of llama-server's own router, which meshd does not use",
     "POST /v1/chat/completions/control": "interferes with requests of others",
     "GET /v1/stream": "shows answers of others",
     "DELETE /v1/stream": "ends answers of others",
@@ -37,6 +35,7 @@ TOKENS_COUNTED = {
     *("/responses/input_tokens", "/v1/messages/count_tokens"),
 }
 OWN = HEALTH_PATHS | MODELS_PATHS
+ANSWERED = {f"GET {path}" for path in OWN} | {f"{method} {path}" for path, method in ROUTER_PATHS.items()}
 
 
 def test_each_route_of_the_pinned_llama_server_is_passed_on_answered_or_refused() -> None:
@@ -47,7 +46,7 @@ def test_each_route_of_the_pinned_llama_server_is_passed_on_answered_or_refused(
         f"{route.method} {path}" for path, route in ROUTES.items() if not path.startswith(OLLAMA_PREFIX)
     }
     assert passed_on <= registered
-    assert registered - passed_on - {f"GET {path}" for path in OWN} == REFUSED.keys()
+    assert registered - passed_on - ANSWERED == REFUSED.keys()
 
 
 def test_tokens_are_counted_where_they_are_generated() -> None:
@@ -71,7 +70,7 @@ def test_requests_wait_for_a_turn_and_count_for_their_key_where_llama_server_com
 
 
 def test_own_answers_are_not_passed_on() -> None:
-    assert not ROUTES.keys() & OWN
+    assert not ROUTES.keys() & (OWN | ROUTER_PATHS.keys())
 
 
 def test_a_base_url_with_v1_too_many_is_told_and_only_that() -> None:

@@ -267,3 +267,26 @@ async def test_what_the_models_hold_and_are_asked_is_told_of_all(tmp_path: Path)
         assert rig.pool.drafting(rig.files["c"].paths[0]) is not None
         assert rig.pool.serving(tmp_path / "other.gguf") is None
         assert rig.pool.drafting(tmp_path / "other.gguf") is None
+
+
+async def test_a_user_unloads_a_model_without_requests_and_only_then(tmp_path: Path) -> None:
+    async with rig(tmp_path, ALONE, preload="a") as here:
+        turn = await here.begun("a")
+        assert here.model("a").unload_unused() == "1 request under way or waiting for it"
+        turn.end()
+        assert here.model("a").unload_unused() == ""
+        await asyncio.sleep(60)
+        assert (here.running(), here.states()["a"]) == ([], "unloaded")
+        assert here.model("a").upstream.readiness.reason == "a user has unloaded it"
+        assert here.model("a").unload_unused() == "", "it is unloaded already"
+        (await here.begun("a")).end()
+        assert here.states()["a"] == "ready"
+
+
+async def test_a_preloaded_model_that_a_user_unloads_while_it_loads_stays_away(tmp_path: Path) -> None:
+    async with rig(tmp_path, ALONE, preload="a") as here:
+        while here.states()["a"] == "unloaded":  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
+        assert here.model("a").unload_unused() == ""
+        await asyncio.sleep(120)
+        assert (here.running(), here.states()["a"]) == ([], "unloaded")

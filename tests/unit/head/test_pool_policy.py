@@ -432,3 +432,9 @@ def _longest(machine: Machine) -> float:
     """Return the longest turn: to load (twice, if it does not fit at first), its time, answers, to unload."""
     slowest = max(machine.seconds.values())
     return 3 * slowest + max(LEAST_TURN_SECONDS, slowest) + 2 * MOST_ANSWER + slowest + 8 * STEP
+
+
+def test_a_preloaded_model_that_is_not_wanted_any_more_is_not_loaded() -> None:
+    policy = LoadPolicy([ModelRule("a")], preload=["a"])
+    policy.not_wanted("a")
+    assert policy.decide(0.0).load is None
