@@ -99,7 +99,8 @@ fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each
 nat-grid: $(INSTALLED) ## join real nodes behind every pair of NATs, and write docs/lab/nat-grid.md (root, Linux)
 	@$(BIN)/python -m tests.netns.grid --write docs/lab/nat-grid.md
 
-chat: $(INSTALLED) ## build llama.cpp's web UI, which the gateway then serves at / (Node.js 20 or later, npm)
+chat: $(INSTALLED) ## build the pages that the gateway serves: llama.cpp's web UI, and that of the mesh (Node.js 20 or later, npm)
+	@$(BIN)/python -m wheels.mesh_page
 	@$(BIN)/python -m wheels.chat_page
 
 dist: $(INSTALLED) $(CHAT) ## build wheel and source archive in dist/, and try the wheel in a new venv
@@ -128,7 +129,7 @@ build/vulkan:
 	mv $@.part $@
 
 clean: ## remove generated files in this directory (the user's cache stays)
-	rm -rf $(VENV) build dist meshd/gateway/chat .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist meshd/gateway/chat meshd/gateway/mesh .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help setup build demo demo-nat mesh races follow follow-all test watch check reference bench soak fuzz nat-grid chat dist wheels cuda-wheel clean

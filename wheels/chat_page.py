@@ -18,7 +18,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from meshd import __version__
 from meshd.base.errors import UserError
@@ -34,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = Path(__file__).with_name("chat")
 NODE = 20
 _PLACES = {"app.html": "src/app.html", "state.css": "static/state.css", "state.js": "static/state.js"}
-_INSTALL = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+INSTALL = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
 _BUILD = ("node", "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn")
 _LOGO, _COLOURS = "src/lib/assets/logo.svg", {"favicon.svg": "#111111", "favicon-dark.svg": "#fafafa"}
 _TYPES = {
@@ -76,8 +78,8 @@ async def make(build: Path, out: Path) -> int:
     archive = await fetch(pin.sdist, find_cache(os.environ) / "downloads", _told)
     source = build / "source"
     unpack(archive, pin, source)
-    _run(_INSTALL, source, {})
-    _run(_BUILD, source, {"MESHD_CHAT_VERSION": pin.commit[:9], "NODE_ENV": "production"})
+    run_in(source, INSTALL)
+    run_in(source, _BUILD, {"MESHD_CHAT_VERSION": pin.commit[:9], "NODE_ENV": "production"})
     (source / "dist/build.json").write_text(json.dumps({"version": pin.release}), encoding="utf-8")
     size = pack(source / "dist", out)
     describe((source / "dist" / LICENCES_NAME).read_text(encoding="utf-8"), out, pin)
@@ -122,17 +124,21 @@ def unpack(archive: Path, pin: Pin, source: Path) -> None:
         (source / "static" / name).write_text(logo.replace("currentColor", colour), encoding="utf-8")
 
 
-def _run(command: tuple[str, ...], folder: Path, variables: dict[str, str]) -> None:
+def run_in(
+    folder: Path, command: tuple[str, ...], variables: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Run a command of the build in `folder`. Raises UserError if it fails."""
     sys.stdout.write(f"{' '.join(command)}\n")
     sys.stdout.flush()
     if subprocess.run(command, cwd=folder, env={**os.environ, **variables}, check=False).returncode:
         raise UserError(f"`{command[0]}` failed in `{folder}`", hint="read its output above")
 
 
-def pack(built: Path, out: Path) -> int:
+def pack(built: Path, out: Path, page: str = "/", below: str = "/") -> int:
     """Write the files of a build and their index, the same bytes for the same files; return their size.
 
-    Raises UserError for a file of an unknown kind.
+    `page`: the path of `index.html`; `below`: what the paths of the other files begin with. Raises UserError
+    for a file of an unknown kind.
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -149,7 +155,7 @@ def pack(built: Path, out: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(packed)
         size += len(packed)
-        files["/" if name == "index.html" else f"/{name}"] = {
+        files[page if name == "index.html" else f"{below}{name}"] = {
             "name": target.relative_to(out).as_posix(),
             "type": kind,
             "gzip": is_gzip,

@@ -1,20 +1,19 @@
-// Writes `LICENSES.txt`: the licences of llama.cpp and of the packages whose code or fonts are in the page.
+// Writes `LICENSES.txt`: the licences of the page's own code and of the packages whose code or fonts are in it.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Plugin } from 'vite';
 
 const LINE = `\n${'-'.repeat(80)}\n\n`;
-const FONTS = 'node_modules/katex';
 
 function folderOf(id: string): string | null {
-	const file = id.replace(/^\0/, '').split('?')[0];
+	const file = id.replace(/^\0/, '').replace(/\?.*/, '');
 	const at = file.lastIndexOf('/node_modules/') + '/node_modules/'.length;
 
 	if (at < '/node_modules/'.length) return null;
 
-	const [scope, name] = file.slice(at).split('/');
+	const name = /^(@[^/]+\/)?[^/]+/.exec(file.slice(at));
 
-	return file.slice(0, at) + (scope.startsWith('@') ? `${scope}/${name}` : scope);
+	return name && file.slice(0, at) + name[0];
 }
 
 function notice(folder: string): string {
@@ -27,11 +26,12 @@ function notice(folder: string): string {
 	return `${about.name} ${about.version}: ${about.license}\n\n${text}\n`;
 }
 
-export function notices(): Plugin {
+/** `own`: the line that names the page's own code; its licence is in `LICENSE`. `folders`: packages besides. */
+export function notices(own: string, besides: string[]): Plugin {
 	return {
 		apply: 'build',
 		generateBundle(_options, bundle) {
-			const folders = new Set<string>([FONTS]);
+			const folders = new Set<string>(besides);
 
 			for (const chunk of Object.values(bundle)) {
 				if (chunk.type !== 'chunk') continue;
@@ -44,11 +44,11 @@ export function notices(): Plugin {
 			}
 
 			const parts = [...folders].sort().map(notice);
-			const llama = `llama.cpp: MIT\n\n${readFileSync('LICENSE', 'utf-8').trim()}\n`;
+			const first = `${own}\n\n${readFileSync('LICENSE', 'utf-8').trim()}\n`;
 
 			this.emitFile({
 				fileName: 'LICENSES.txt',
-				source: [llama, ...new Set(parts)].join(LINE),
+				source: [first, ...new Set(parts)].join(LINE),
 				type: 'asset'
 			});
 		},

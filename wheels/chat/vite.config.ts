@@ -28,7 +28,7 @@ export default defineConfig({
 		sveltekit(),
 		SvelteKitPWA({ disable: true }),
 		nerdamerPlugin(),
-		notices(),
+		notices('llama.cpp: MIT', ['node_modules/katex']), // fonts are no module
 		circles()
 	],
 	resolve: { alias: { 'katex-fonts': resolve('node_modules/katex/dist/fonts') } }

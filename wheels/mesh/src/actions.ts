@@ -1,0 +1,57 @@
+// What the page asks of the node: POST /mesh/do/NAME, as `meshd` asks the control socket.
+import { texts } from './texts.ts';
+
+export type Fields = Record<string, unknown>;
+
+/** A refusal, worded as the command line words it. `code` `session` and `fresh_link` ask for `meshd ui`. */
+export class Refusal extends Error {
+	readonly hint: string;
+	readonly code: string;
+
+	constructor(message: string, hint: string, code: string) {
+		super(message);
+		this.hint = hint;
+		this.code = code;
+	}
+}
+
+const KEY = 'meshd-api-key';
+
+/** Headers of each request: a node that listens beyond loopback wants a key as well. */
+export function keyHeaders(): Record<string, string> {
+	const key = sessionStorage.getItem(KEY);
+	return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+/** Keep the key until the tab is closed. */
+export function keepKey(key: string): void {
+	sessionStorage.setItem(KEY, key);
+}
+
+/** Do `name` with `fields` and return the result. Throws Refusal. */
+export async function act<Result>(name: string, fields: Fields = {}, signal?: AbortSignal): Promise<Result> {
+	let response: Response;
+	try {
+		response = await fetch(`/mesh/do/${name}`, {
+			method: 'POST',
+			headers: { 'Content-Type': 'application/json', ...keyHeaders() },
+			body: JSON.stringify(fields),
+			signal: signal ?? null
+		});
+	} catch (error) {
+		if (signal?.aborted) throw error;
+		throw new Refusal(texts.errors.unreachable, texts.errors.unreachableHint, 'unreachable');
+	}
+	if (!response.ok) throw await refusal(response);
+	return ((await response.json()) as { result: Result }).result;
+}
+
+/** Read the error of a response that is not OK. */
+export async function refusal(response: Response): Promise<Refusal> {
+	try {
+		const { error } = (await response.json()) as { error: Partial<Record<'message' | 'hint' | 'code', string>> };
+		return new Refusal(error.message ?? texts.errors.unknown, error.hint ?? '', error.code ?? 'failed');
+	} catch {
+		return new Refusal(`${texts.errors.unknown} (${response.status})`, '', 'failed');
+	}
+}
