@@ -8,6 +8,7 @@ from tests import diagrams, limits
 from tests.recorded import page
 from tests.reference import logs, settings, status_json, synopses
 from tests.reference.marks import with_parts
+from tests.reference.page_types import page_types
 from tests.rules import purity
 from tests.rules.source import sources
 
@@ -40,4 +41,5 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/security.md": limits.with_table,
     "docs/status.md": _parts(lambda: {"status": status_json.page()}),
     "pyproject.toml": lambda text: purity.written(text, purity.pure_modules(sources("meshd"))),
+    "wheels/mesh/src/status.ts": lambda _: page_types(),
 }

@@ -1,4 +1,4 @@
-// Written by `python -m wheels.page_types` from the types of the control socket.
+// Written by `make reference` from the types of the control socket.
 // Times are in seconds, sizes in bytes, dates in Unix seconds.
 
 export interface AcceptReply {
@@ -591,6 +591,15 @@ export interface TunnelView {
 	user: boolean;
 	last_error: string;
 	peer_name: string;
+}
+
+export interface UiLinkReply {
+	state: 'waiting' | 'opened' | 'ended';
+}
+
+export interface UiReply {
+	url: string;
+	id: string;
 }
 
 export interface WhyReply {

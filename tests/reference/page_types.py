@@ -1,22 +1,16 @@
-"""Write the types of the mesh page, `wheels/mesh/src/status.ts`, from those of the control socket.
-
-`python -m wheels.page_types` writes the file anew; a test compares it with what this module returns.
-"""
+"""The types of the mesh page, `wheels/mesh/src/status.ts`, from those of the control socket."""
 
 import dataclasses
-import sys
 import types
 import typing
 from enum import Enum
-from pathlib import Path
 
 from meshd.admin import api, plan_api
 from meshd.admin.request import Request
 from meshd.admin.status import Status
 
-PLACE = Path(__file__).with_name("mesh") / "src" / "status.ts"
 _HEAD = (
-    "// Written by `python -m wheels.page_types` from the types of the control socket.\n"
+    "// Written by `make reference` from the types of the control socket.\n"
     "// Times are in seconds, sizes in bytes, dates in Unix seconds.\n"
 )
 _SIMPLE = {
@@ -29,7 +23,7 @@ _SIMPLE = {
 }
 
 
-def written() -> str:
+def page_types() -> str:
     """Return the content of the file: an interface for each dataclass of the status and of the replies."""
     roots: list[type] = [Status]
     for module in (api, plan_api):
@@ -77,8 +71,3 @@ def _type(hint: object, found: dict[str, str]) -> str:
     if isinstance(hint, type) and hint in _SIMPLE:
         return _SIMPLE[hint]
     raise TypeError(f"no type of TypeScript is known for {hint!r}")
-
-
-if __name__ == "__main__":
-    PLACE.write_text(written(), encoding="utf-8")
-    sys.stdout.write(f"{PLACE}\n")
