@@ -1,24 +1,39 @@
 // The state of the mesh, as the node streams it: one server-sent event is the whole state.
 // It is read with `fetch`, as EventSource cannot send an API key.
 import { keyHeaders, refusal, Refusal } from './actions.ts';
+import { flowsBetween, type Flows } from './flow.ts';
+import type { CapacityReply } from './status.ts';
 import type { State } from './types.ts';
 
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 8000;
 
-/** `state`: the newest one. `refusal`: why none comes. `since`: from when on it has been out of date. */
-export const mesh = $state<{ state: State | null; refusal: Refusal | null; since: number | null }>({
-	state: null,
-	refusal: null,
-	since: null
-});
+interface Followed {
+	/** The newest one. */
+	state: State | null;
+	/** Between the last two states. */
+	flows: Flows;
+	/** Why no state comes. */
+	refusal: Refusal | null;
+	/** When the state began to be out of date. */
+	since: number | null;
+}
+
+export const mesh = $state<Followed>({ state: null, flows: {}, refusal: null, since: null });
+
+/** Answers that are kept while the page is open. */
+export const asked = $state<{ capacity: CapacityReply | null }>({ capacity: null });
 
 /** Follow the state until `signal` is aborted; after a loss, try again, ever more slowly. */
 export async function follow(signal: AbortSignal): Promise<void> {
 	let pause = FIRST_PAUSE_MS;
+	let at = 0; // when the last state came
 	while (!signal.aborted) {
 		try {
 			for await (const state of states(signal)) {
+				const now = performance.now();
+				mesh.flows = flowsBetween(mesh.state, state, (now - at) / 1000);
+				at = now;
 				mesh.state = state;
 				mesh.refusal = mesh.since = null;
 				pause = FIRST_PAUSE_MS;

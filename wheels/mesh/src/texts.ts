@@ -22,6 +22,166 @@ export const texts = {
 		keyLabel: 'API key',
 		keySend: 'Use it'
 	},
+	machines: {
+		title: (count: number) => (count === 1 ? 'This machine' : `${count} machines`),
+		picture: (count: number) => `${count} machines and the paths between them`,
+		legend: 'Kinds of paths',
+		table: 'The machines, and what is known of each',
+		here: 'this machine',
+		alone: 'No other machine yet: invite one.',
+		inviteHint: 'On this machine, run',
+		inviteHere: 'or make an invite here',
+		attention: 'Needs attention',
+		events: 'What happened',
+		allEvents: 'All events and the log',
+		noEvents: 'Nothing worth a line has happened since this node started.',
+		severities: { info: 'Note', warning: 'Warning', error: 'Error' },
+		roles: { serve: 'head', worker: 'worker', client: 'client' } as Record<string, string>,
+		columns: {
+			name: 'Machine',
+			role: 'Role',
+			state: 'State',
+			path: 'Path',
+			rtt: 'Round trip',
+			now: 'Now',
+			part: 'Has',
+			memory: 'Memory'
+		},
+		// states
+		connected: 'connected',
+		connecting: 'connecting',
+		suspended: 'interrupted',
+		lost: 'lost',
+		known: 'not connected',
+		present: 'running, not connected',
+		stopped: 'stopped',
+		paused: 'paused',
+		pausedHere: 'This node lends nothing until `meshd resume`.',
+		fetching: 'fetching a model',
+		banned: 'bans this node',
+		inUse: 'identity in use elsewhere',
+		lends: 'lending',
+		running: 'running',
+		ready: 'ready',
+		notReady: 'not ready',
+		loads: 'loading',
+		modelStates: {
+			fetching: 'fetching',
+			waiting: 'waiting',
+			loading: 'loading',
+			ready: 'ready',
+			degraded: 'degraded',
+			failed: 'failed',
+			unloaded: 'not loaded'
+		},
+		// paths
+		paths: {
+			loopback: 'same machine',
+			lan: 'LAN',
+			public: 'direct',
+			mapped: 'mapped port',
+			punched: 'punched',
+			relayed: 'relayed'
+		},
+		lines: { direct: 'direct', punched: 'punched through a NAT', relayed: 'relayed by another machine' },
+		flow: (sent: string, received: string) => `↑ ${sent}/s ↓ ${received}/s`,
+		capable: (rate: string) => `up to ${rate}/s`,
+		way: (kind: string, path: string, remote: string) => `${path}, ${kind.toUpperCase()}, ${remote}`,
+		moved: (sent: string, received: string) => `${sent} sent, ${received} received`,
+		// what they have
+		layers: (count: number) => `${count} layer${count === 1 ? '' : 's'}`,
+		layersOf: (count: number, model: string) => `${count} layer${count === 1 ? '' : 's'} of ${model}`,
+		parts: (count: number) => `parts of ${count} models`,
+		free: (device: string, free: string, total: string) => `${device} ${free} of ${total} free`,
+		ask: 'Ask all machines for their memory',
+		asking: 'Asking…',
+		askingLong: 'A machine that was never measured takes up to a minute.',
+		lending: 'Memory lent to others',
+		lent: (head: string, model: string, bytes: string, state: string) => `${bytes} to ${head} for ${model}: ${state}`,
+		lentStates: { standby: 'standing by', loading: 'loading', loaded: 'loaded' },
+		facts: {
+			id: 'Id',
+			version: 'Version of meshd',
+			since: 'State',
+			path: 'Path',
+			capable: 'Rate when it was full',
+			moved: 'On this path so far',
+			notDirect: 'Why not directly',
+			standby: 'Paths in reserve',
+			resumes: 'Times it went on over a new path',
+			faults: 'Faults in the last hour',
+			error: 'Last error'
+		}
+	},
+	model: {
+		title: (count: number) => (count > 1 ? 'Models' : 'Model'),
+		none: 'No model yet: choose one in',
+		loading: 'loading',
+		progressOf: (name: string) => `Load of ${name}`,
+		arrived: (done: string, total: string) => `${done} of ${total}`,
+		byNetwork: (sent: string, missing: string) => `${sent} of ${missing} over the network`,
+		split: (layers: number, machines: number) =>
+			machines === 1 ? `${layers} layers on one machine` : `${layers} layers split over ${machines} machines`,
+		table: (name: string) => `The split of ${name}`,
+		columns: {
+			node: 'Machine',
+			device: 'Device',
+			layers: 'Layers',
+			weights: 'Weights',
+			memory: 'Memory',
+			push: 'Activations come'
+		},
+		memory: (free: string, total: string) => `${free} of ${total} free`,
+		direct: 'directly from the machine before',
+		throughHead: (why: string) => `through the head${why ? `: ${why}` : ''}`,
+		speed: (measured: number | null, predicted: number | null) =>
+			measured === null
+				? `${predicted?.toFixed(1)} tokens/s predicted`
+				: `${measured.toFixed(1)} tokens/s measured${predicted === null ? '' : ` (${predicted.toFixed(1)} predicted)`}`,
+		answers: (slots: number, tokens: number, shared: boolean) =>
+			slots === 1
+				? `1 request at once, ${tokens} tokens`
+				: `${slots} requests at once${shared ? ` that share ${tokens} tokens` : `, ${tokens} tokens each`}`,
+		loaded: (seconds: number) => `loaded in ${seconds.toFixed(1)} s`,
+		weights: (local: string, network: string) => `weights: ${local} from files, ${network} over the network`,
+		estimated: (nodes: string) => `split by estimates: ${nodes} not measured yet`,
+		standby: (node: string, bytes: string) => `${node} stands by with ${bytes} of weights`,
+		noStandby: (node: string) => `${node} does not stand by yet`,
+		tooFew: 'It waits for more workers.',
+		fallback: (name: string) => `A fallback is in use: ${name}`,
+		request: 'request',
+		waiting: 'waiting'
+	},
+	fetching: {
+		progress: 'Progress of fetching the model',
+		of: (done: string, total: string) => `${done} of ${total}`,
+		left: (time: string) => `${time} left`,
+		from: (node: string, bytes: string) => `${bytes} from ${node}`,
+		noMore: (problem: string) => `gives no more: ${problem}`
+	},
+	requests: {
+		title: 'Requests',
+		none: 'Nobody asks anything now.',
+		total: (requests: number, tokens: number, running: number, waiting: number) =>
+			`${running} running, ${waiting} waiting; ${requests} since the start, ${tokens} tokens`,
+		phases: { waiting: 'waiting', prompt: 'reading the prompt', answering: 'answering' },
+		rate: (rate: string) => `${rate}/s`,
+		columns: {
+			id: 'Request',
+			model: 'Model',
+			phase: 'Phase',
+			seconds: 'Time',
+			tokens: 'Tokens',
+			rate: 'Tokens/s',
+			key: 'Key'
+		}
+	},
+	history: {
+		title: 'Tokens per second',
+		none: (span: string) => `No tokens in the last ${span}.`,
+		words: (span: string, last: string, most: string, when: string, total: number) =>
+			`${last} now, at most ${most} (${when}); about ${total} tokens in the last ${span}.`
+	},
 	errors: {
 		unreachable: 'The node does not answer.',
 		unreachableHint: 'Is it running? `meshd status` says so.',

@@ -1,0 +1,165 @@
+// The machines of the mesh as this node sees them, ready to be shown.
+import { inMilliseconds } from '../amounts.ts';
+import type { LinkView, ModelStatus, PeerView, Status } from '../status.ts';
+import { texts } from '../texts.ts';
+
+const t = texts.machines;
+
+/** What the icon beside a state shows. */
+export type Sign = 'good' | 'busy' | 'paused' | 'off' | 'bad';
+
+/** How a line is drawn. */
+export type LineKind = 'direct' | 'punched' | 'relayed' | 'none';
+
+/** The layers of a model that a machine has, and how far their load is. */
+export interface Part {
+	model: string;
+	layers: number;
+	bytes: number;
+}
+
+export interface Machine {
+	id: string;
+	/** With the begin of its id where another machine has the same name. */
+	name: string;
+	role: string;
+	isHere: boolean;
+	sign: Sign;
+	/** The state in a word or two. */
+	word: string;
+	/** Why, in meshd's words; may be empty. */
+	reason: string;
+	line: LineKind;
+	/** `LAN`, `punched`, `relayed`…; empty without a path. */
+	path: string;
+	link: LinkView | null;
+	parts: Part[];
+	/** From 0 to 1 while its weights load. */
+	loading: number | null;
+	peer: PeerView | null;
+}
+
+/** Return the models that this node runs or will run. */
+export function modelsOf(status: Status): ModelStatus[] {
+	if (status.models.length) return status.models;
+	return status.model ? [status.model] : [];
+}
+
+/** Return all machines: this node first, then its peers, connected ones first. */
+export function machinesOf(status: Status): Machine[] {
+	const names = namesOf(status);
+	const models = modelsOf(status);
+	const partsOf = (node: string): Part[] =>
+		models.flatMap((model) => {
+			const own = model.split.filter((part) => part.node === node);
+			const layers = own.reduce((sum, part) => sum + part.layers, 0);
+			return layers ? [{ model: model.name, layers, bytes: own.reduce((sum, part) => sum + part.bytes, 0) }] : [];
+		});
+	const peers = status.peers.map((peer) => machineOf(peer, names.get(peer.id) ?? peer.name, models, partsOf(peer.name)));
+	return [here(status, names, partsOf(status.node.name)), ...peers.sort((a, b) => rank(a) - rank(b))];
+}
+
+function namesOf(status: Status): Map<string, string> {
+	const all = [status.node, ...status.peers];
+	const isShared = (name: string) => all.filter((node) => node.name === name).length > 1;
+	return new Map(
+		all.map(({ id, name }) => [id, !name || isShared(name) ? `${name} (${id.slice(0, 10)})`.trim() : name])
+	);
+}
+
+function rank(machine: Machine): number {
+	return machine.peer?.state === 'connected' ? 0 : machine.sign === 'off' ? 2 : 1;
+}
+
+function here(status: Status, names: Map<string, string>, parts: Part[]): Machine {
+	const { node } = status;
+	const [sign, word, reason] = nodeState(status);
+	return {
+		id: node.id,
+		name: names.get(node.id) ?? node.name,
+		role: t.roles[node.role] ?? node.role,
+		isHere: true,
+		sign,
+		word,
+		reason,
+		line: 'none',
+		path: '',
+		link: null,
+		parts,
+		loading: null,
+		peer: null
+	};
+}
+
+/** Return the state of this node: an icon, words, and the reason. */
+export function nodeState(status: Status): [Sign, string, string] {
+	const { node, model, fetching, lent, api } = status;
+	if (node.paused) return ['paused', t.paused, t.pausedHere];
+	if (fetching) return ['busy', t.fetching, ''];
+	if (model) return [MODEL_SIGNS[model.state], t.modelStates[model.state], model.reason];
+	if (lent.length) return ['good', t.lends, ''];
+	if (api) return [api.ready ? 'good' : 'busy', api.ready ? t.ready : t.notReady, api.reason];
+	return ['good', t.running, ''];
+}
+
+export const MODEL_SIGNS: Record<ModelStatus['state'], Sign> = {
+	fetching: 'busy',
+	waiting: 'busy',
+	loading: 'busy',
+	ready: 'good',
+	degraded: 'bad',
+	failed: 'bad',
+	unloaded: 'off'
+};
+
+function machineOf(peer: PeerView, name: string, models: ModelStatus[], parts: Part[]): Machine {
+	const [sign, word] = peerState(peer);
+	const weights = models.filter((model) => model.state === 'loading').flatMap((model) => model.workers);
+	const own = weights.find((worker) => worker.node === peer.name && worker.total_bytes > 0);
+	return {
+		id: peer.id,
+		name,
+		role: t.roles[peer.role] ?? peer.role,
+		isHere: false,
+		sign,
+		word,
+		reason: peer.says_banned || peer.says_in_use || peer.upgrade || peer.stopped || peer.last_error,
+		line: lineOf(peer.link),
+		path: peer.link ? t.paths[peer.link.path] : '',
+		link: peer.link,
+		parts,
+		loading: own ? Math.min(1, (own.local_bytes + own.sent_bytes) / own.total_bytes) : null,
+		peer
+	};
+}
+
+function peerState(peer: PeerView): [Sign, string] {
+	if (peer.says_banned) return ['bad', t.banned];
+	if (peer.says_in_use) return ['bad', t.inUse];
+	if (peer.state === 'connected') {
+		if (peer.fetching) return ['busy', t.fetching];
+		return peer.paused ? ['paused', t.paused] : ['good', t.connected];
+	}
+	if (peer.stopped) return ['off', t.stopped];
+	if (peer.state === 'suspended') return ['bad', t.suspended];
+	if (peer.state === 'connecting') return ['busy', t.connecting];
+	if (peer.state === 'lost') return ['bad', t.lost];
+	return ['off', peer.present ? t.present : t.known];
+}
+
+function lineOf(link: LinkView | null): LineKind {
+	if (!link) return 'none';
+	return link.path === 'relayed' || link.path === 'punched' ? link.path : 'direct';
+}
+
+/** `12 layers of smollm2` for each model. */
+export function partsText(parts: Part[]): string {
+	return parts.map((part) => t.layersOf(part.layers, part.model)).join(', ');
+}
+
+/** `punched, 34.0 ms`; empty without a path. */
+export function pathText(machine: Machine): string {
+	if (!machine.link) return '';
+	const rtt = machine.link.rtt_ms;
+	return rtt === null ? machine.path : `${machine.path}, ${inMilliseconds(rtt)}`;
+}
