@@ -167,10 +167,14 @@ def pack(built: Path, out: Path, page: str = "/", below: str = "/") -> int:
     return size
 
 
-def describe(licences: str, out: Path, pin: Pin) -> None:
-    """Write the licences and the bill of what is in the page, for the wheel's metadata; neither is served."""
+def describe(licences: str, out: Path, pin: Pin, bill_name: str = BILL_NAME) -> None:
+    """Write the licences and the bill of what is in the page, for the wheel's metadata; neither is served.
+
+    The bill is meshd's, so that meshd is no part of it.
+    """
+    parts = [part for part in page_parts(licences) if part.name != "meshd"]
     (out / LICENCES_NAME).write_text(licences, encoding="utf-8")
-    (out / BILL_NAME).write_text(bill("meshd", __version__, page_parts(licences), {}, pin), encoding="utf-8")
+    (out / bill_name).write_text(bill("meshd", __version__, parts, {}, pin), encoding="utf-8")
 
 
 def page_parts(licences: str) -> list[Part]:

@@ -10,21 +10,25 @@ import sys
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.build.pin import read_pin
 from meshd.gateway.pages import CHAT_FOLDER
 
-from wheels.chat_page import INSTALL, LICENCES_NAME, OURS, ROOT, check_node, pack, run_in
+from wheels.chat_page import INSTALL, LICENCES_NAME, OURS, ROOT, check_node, describe, pack, run_in
 
 SOURCE = Path(__file__).with_name("mesh")
 MESH_FOLDER = CHAT_FOLDER.with_name("mesh")
+MESH_BILL_NAME = "meshd-mesh.cdx.json"
 _CHECK = ("node", "node_modules/svelte-check/bin/svelte-check", "--fail-on-warnings")
 _BUILD = ("node", "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn")
 _MODULES = "node_modules"
+BUILD = ROOT / "build/mesh-page"
+MODULES_BUILT = BUILD / _MODULES
 
 
 def main() -> int:
     """Run; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m wheels.mesh_page", description=__doc__)
-    parser.add_argument("--build", type=Path, default=ROOT / "build/mesh-page", help="where to build")
+    parser.add_argument("--build", type=Path, default=BUILD, help="where to build")
     parser.add_argument("--out", type=Path, default=MESH_FOLDER)
     asked = parser.parse_args()
     try:
@@ -44,7 +48,8 @@ def make(build: Path, out: Path) -> int:
     run_in(build, _CHECK)
     run_in(build, _BUILD)
     size = pack(build / "dist", out, page="/mesh", below="/mesh/")
-    shutil.copyfile(build / "dist" / LICENCES_NAME, out / LICENCES_NAME)
+    licences = (build / "dist" / LICENCES_NAME).read_text(encoding="utf-8")
+    describe(licences, out, read_pin(), MESH_BILL_NAME)
     return size
 
 

@@ -14,11 +14,16 @@ from pathlib import Path
 
 import pytest
 from meshd.build.pin import read_pin
-from wheels.chat_page import LICENCES_NAME, describe
+from wheels.chat_page import BILL_NAME, LICENCES_NAME, describe
+from wheels.mesh_page import MESH_BILL_NAME
 
 from tests.rules.source import ROOT
 
-LICENCES = "llama.cpp: MIT\n\ntext\n" + f"\n{'-' * 80}\n\n@a/page 1.2.3: Apache-2.0\n\ntext\n"
+_LINE = f"\n{'-' * 80}\n\n"
+LICENCES = {
+    "chat": f"llama.cpp: MIT\n\ntext\n{_LINE}@a/page 1.2.3: Apache-2.0\n\ntext\n",
+    "mesh": f"meshd: MIT\n\ntext\n{_LINE}drawer 5.0.0: MIT\n\ntext\n",
+}
 
 
 def _run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -44,9 +49,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source / name)
     for name in ("meshd", "native", "configs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "chat"))
-    chat = source / "meshd/gateway/chat"
-    chat.mkdir()
-    describe(LICENCES, chat, read_pin())
+    for page, bill in (("chat", BILL_NAME), ("mesh", MESH_BILL_NAME)):
+        folder_of_page = source / "meshd/gateway" / page
+        shutil.rmtree(folder_of_page, ignore_errors=True)
+        folder_of_page.mkdir()
+        describe(LICENCES[page], folder_of_page, read_pin(), bill)
     done = _run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
         *("--no-index", "--no-build-isolation", "--wheel-dir", folder, source),
@@ -104,17 +111,19 @@ def test_it_holds_what_a_native_build_needs_and_nothing_more(wheel: Path) -> Non
     assert all(top == "meshd" or top.endswith(".dist-info") for top in tops)
 
 
-def test_it_names_what_the_chat_page_bundles(wheel: Path) -> None:
+def test_it_names_what_the_pages_bundle(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = {name.partition(".dist-info/")[2]: archive.read(name) for name in archive.namelist()}
     metadata = email.message_from_bytes(files["METADATA"])
     named = metadata.get_all("License-File") or []
-    assert sorted(named) == ["LICENSE", f"meshd/gateway/chat/{LICENCES_NAME}"]
-    assert files[f"licenses/meshd/gateway/chat/{LICENCES_NAME}"].decode() == LICENCES
-    (bill,) = (json.loads(text) for name, text in files.items() if name.startswith("sboms/"))
-    assert {part["name"] for part in bill["components"]} == {"llama.cpp", "@a/page"}
+    texts = {f"meshd/gateway/{page}/{LICENCES_NAME}": text for page, text in LICENCES.items()}
+    assert sorted(named) == ["LICENSE", *sorted(texts)]
+    assert all(files[f"licenses/{name}"].decode() == text for name, text in texts.items())
+    bills = [json.loads(text) for name, text in files.items() if name.startswith("sboms/")]
+    parts = [part for bill in bills for part in bill["components"]]
+    assert sorted(part["name"] for part in parts) == ["@a/page", "drawer", "llama.cpp"]
     expression = set(re.split(r" AND ", metadata["License-Expression"]))
-    assert {part["licenses"][0]["expression"] for part in bill["components"]} <= expression
+    assert {part["licenses"][0]["expression"] for part in parts} <= expression
 
 
 def test_it_runs_from_its_own_files(installed: Installed) -> None:

@@ -60,7 +60,16 @@ async function* states(signal: AbortSignal): AsyncGenerator<State> {
 		rest = events.pop() ?? '';
 		for (const event of events) {
 			const data = event.split('\n').filter((line) => line.startsWith('data:'));
-			if (data.length) yield JSON.parse(data.map((line) => line.slice(5)).join('\n')) as State;
+			if (data.length) yield parsed(data.map((line) => line.slice(5)).join('\n'));
 		}
 	}
+}
+
+// characters that turn the direction of the text around them: a name with one could pass for another
+const TURNS = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
+
+function parsed(text: string): State {
+	return JSON.parse(text, (_name, value: unknown) =>
+		typeof value === 'string' ? value.replace(TURNS, '\ufffd') : value
+	) as State;
 }

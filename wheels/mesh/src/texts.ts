@@ -14,6 +14,8 @@ export const texts = {
 		views: 'Views',
 		chat: 'Chat',
 		connecting: 'Connecting to the node…',
+		waiting: 'connecting',
+		away: 'no answer',
 		stale: (seconds: number) => `The node has not answered for ${seconds} s. This is what it said last.`,
 		session: 'Open this page with a link of its own',
 		sessionHint: 'On the machine where meshd runs, as the same user, run:',
@@ -39,12 +41,10 @@ export const texts = {
 		roles: { serve: 'head', worker: 'worker', client: 'client' } as Record<string, string>,
 		columns: {
 			name: 'Machine',
-			role: 'Role',
 			state: 'State',
 			path: 'Path',
-			rtt: 'Round trip',
 			now: 'Now',
-			part: 'Has',
+			part: 'Model',
 			memory: 'Memory'
 		},
 		// states
@@ -84,7 +84,8 @@ export const texts = {
 			relayed: 'relayed'
 		},
 		lines: { direct: 'direct', punched: 'punched through a NAT', relayed: 'relayed by another machine' },
-		flow: (sent: string, received: string) => `↑ ${sent}/s ↓ ${received}/s`,
+		sent: (rate: string) => `↑ ${rate}/s`,
+		received: (rate: string) => `↓ ${rate}/s`,
 		capable: (rate: string) => `up to ${rate}/s`,
 		way: (kind: string, path: string, remote: string) => `${path}, ${kind.toUpperCase()}, ${remote}`,
 		moved: (sent: string, received: string) => `${sent} sent, ${received} received`,
@@ -103,6 +104,7 @@ export const texts = {
 			id: 'Id',
 			version: 'Version of meshd',
 			since: 'State',
+			parts: 'Has',
 			path: 'Path',
 			capable: 'Rate when it was full',
 			moved: 'On this path so far',
@@ -165,7 +167,6 @@ export const texts = {
 		total: (requests: number, tokens: number, running: number, waiting: number) =>
 			`${running} running, ${waiting} waiting; ${requests} since the start, ${tokens} tokens`,
 		phases: { waiting: 'waiting', prompt: 'reading the prompt', answering: 'answering' },
-		rate: (rate: string) => `${rate}/s`,
 		columns: {
 			id: 'Request',
 			model: 'Model',

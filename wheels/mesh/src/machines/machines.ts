@@ -6,7 +6,7 @@ import { texts } from '../texts.ts';
 const t = texts.machines;
 
 /** What the icon beside a state shows. */
-export type Sign = 'good' | 'busy' | 'paused' | 'off' | 'bad';
+export type Sign = 'good' | 'busy' | 'paused' | 'off' | 'bad' | 'warn' | 'info';
 
 /** How a line is drawn. */
 export type LineKind = 'direct' | 'punched' | 'relayed' | 'none';

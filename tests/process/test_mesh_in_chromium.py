@@ -1,0 +1,284 @@
+"""The page of the mesh in a real Chromium: what it shows of a mesh, and that everybody can use it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from meshd.admin.request import Json, to_fields
+from meshd.gateway.pages import INDEX_NAME
+from wheels.mesh_page import MESH_FOLDER, MODULES_BUILT
+
+from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
+from tests.process import mesh_page_states as states
+from tests.process.mesh_page_fake import NO_SESSION, FakeNode, State, look
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+AXE = MODULES_BUILT / "axe-core/axe.min.js"
+pytestmark = [
+    pytest.mark.timeout(300),
+    needs_chromium,
+    pytest.mark.skipif(not (MESH_FOLDER / INDEX_NAME).exists(), reason="`make chat` has not built the page"),
+]
+needs_axe = pytest.mark.skipif(not AXE.exists(), reason="`make chat` has not installed axe-core")
+ALL_STATES: dict[str, Callable[[], State]] = {
+    "empty": states.empty,
+    "loading": states.loading,
+    "fetching": states.fetching,
+    "split": states.split,
+    "lost": states.lost,
+    "hostile": states.hostile,
+    "crowd": states.crowd,
+    "lending": states.lending,
+}
+WIDE, PHONE, ZOOMED = (1280, 800), (360, 640), (640, 400)  # 1280 at 200 % has the room of 640
+MOST_BYTES = 60_000
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+SMALL_TARGETS = """() => [...document.querySelectorAll('button, nav a, input, select, summary')]
+    .filter((one) => one.checkVisibility() && Math.min(one.clientWidth, one.clientHeight) < 24)
+    .map((one) => one.outerHTML)"""
+UNREACHED = """() => [...document.querySelectorAll('a[href], button, input')]
+    .filter((one) => one.checkVisibility() && !window.reached.has(one)).map((one) => one.outerHTML)"""
+
+
+@contextmanager
+def showing(
+    browser: "Browser", node: FakeNode, *, size: tuple[int, int] = WIDE, scheme: Scheme = "light"
+) -> Iterator[Tab]:
+    """The page of this node, once it has a state; it may complain of nothing and ask nobody else."""
+    with tab(browser, size=size, scheme=scheme) as opened:
+        opened.page.goto(node.url)
+        opened.page.get_by_role("heading", name="What happened").wait_for()
+        yield opened
+        assert opened.errors == []
+        assert opened.foreign == []
+
+
+def axe(opened: Tab) -> list[str]:
+    """Serious faults that axe-core finds, with the elements."""
+    opened.page.evaluate(
+        AXE.read_text(encoding="utf-8")
+    )  # by the debugger: the page's policy allows no script
+    found: dict[str, Any] = opened.page.evaluate("axe.run()")
+    return [
+        f"{fault['id']}: {node['html']} {node['failureSummary']}"
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical")
+        for node in fault["nodes"]
+    ]
+
+
+@needs_axe
+@pytest.mark.parametrize("name", ALL_STATES)
+def test_each_state_is_shown_without_faults_on_all_screens(name: str) -> None:
+    faults: dict[str, object] = {}
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser:
+            for size in (WIDE, PHONE, ZOOMED):
+                for scheme in ("light", "dark") if size == WIDE else ("light",):
+                    with showing(browser, node, size=size, scheme=scheme) as opened:
+                        opened.keep(f"mesh-{name}-{size[0]}-{scheme}")
+                        faults[f"axe {size} {scheme}"] = axe(opened)
+                        faults[f"overflow {size}"] = opened.page.evaluate(OVERFLOW) or None
+                        faults[f"small {size}"] = opened.page.evaluate(SMALL_TARGETS)
+                        assert opened.page.title() != "taken"
+
+    look(FakeNode([ALL_STATES[name]()]), see)
+    assert {place: found for place, found in faults.items() if found} == {}
+
+
+def test_a_lone_node_says_what_to_do_next() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            assert opened.page.get_by_text("No other machine yet: invite one.").is_visible()
+            assert opened.page.get_by_text("meshd invite", exact=True).is_visible()
+            assert opened.page.get_by_role("group").count() == 0  # no picture of one machine
+
+    look(FakeNode([states.empty()]), see)
+
+
+def test_the_picture_shows_kinds_of_paths_in_words_and_what_flows() -> None:
+    node = FakeNode([states.split(), states.split(30_000_000)], pause=0.7)
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            picture = opened.page.get_by_role("group", name="4 machines and the paths between them")
+            picture.locator("path.flow").first.wait_for()
+            assert picture.locator("path.flow").count() == 2  # nothing flows to barn
+            for words in ("LAN, 1.20 ms", "punched, 34.2 ms", "relayed, 81.0 ms"):
+                assert picture.get_by_role("button", name=words).count() == 1
+            assert picture.locator("text", has_text="MB/s").count() >= 2
+            dashes = picture.locator("path.line").evaluate_all(
+                "lines => lines.map((line) => getComputedStyle(line).strokeDasharray)"
+            )
+            assert len(set(dashes)) == 3
+            moving = picture.locator("path.flow").first.evaluate(
+                "flow => getComputedStyle(flow).animationName"
+            )
+            assert moving == "none"  # tab() asks for less motion
+
+    look(node, see)
+
+
+def test_the_split_says_layers_bytes_and_memory_and_asks_for_that_of_others() -> None:
+    device: dict[str, Json] = {
+        "free_bytes": 2 << 30,
+        "total_bytes": 8 << 30,
+        "weight_bytes_s": None,
+        "flops": None,
+    }
+    capacity: Json = {
+        "devices": [{"node": "attic", "device": "CUDA0", **device}],
+        "paths": [],
+        "left_out": [],
+        "unmeasured": [{"node": "garage", "why": "it has a model loaded"}],
+        "storage": [],
+    }
+    node = FakeNode([states.split()], answers={"capacity": capacity})
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            table = opened.page.get_by_role("table", name="The split of qwen3-14b-q4")
+            attic = table.get_by_role("row", name="attic CUDA0")
+            assert "14" in attic.inner_text() and "2.8 GB" in attic.inner_text()
+            assert "3.0 GiB of 8.0 GiB free" in table.get_by_role("row", name="desk").inner_text()
+            opened.page.get_by_role("button", name="Ask all machines for their memory").click()
+            attic.get_by_text("2.0 GiB of 8.0 GiB free").wait_for()
+            assert opened.page.get_by_text("garage: it has a model loaded").is_visible()
+        assert node.acted == [("capacity", {})]
+
+    look(node, see)
+
+
+def test_a_load_is_shown_for_each_worker() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            bars = {name: opened.page.get_by_role("progressbar", name=name) for name in ("attic", "garage")}
+            shares = {name: float(bar.evaluate("bar => bar.position")) for name, bar in bars.items()}
+            assert shares == {"attic": 1.0, "garage": pytest.approx(0.44375)}
+            assert opened.page.get_by_text("310.0 MB of 1.2 GB over the network").is_visible()
+
+    look(FakeNode([states.loading()]), see)
+
+
+def test_requests_and_the_history_are_told_in_words() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            rows = opened.page.get_by_role("table", name="Requests").get_by_role("row").all_inner_texts()
+            assert len(rows) == 4
+            assert "answering" in rows[1] and "18.7" in rows[1] and "312" in rows[1]
+            assert "waits for a free slot" in rows[3]
+            assert opened.page.get_by_role("img", name="18.0").count() == 1
+
+    look(FakeNode([states.split()]), see)
+
+
+def test_all_is_reached_by_the_keyboard_and_a_machine_opens_its_row() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            page = opened.page
+            page.evaluate(
+                "window.reached = new Set(); addEventListener('focusin', ({target}) => reached.add(target))"
+            )
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.textContent").strip() == "Skip to content"
+            for _ in range(60):
+                page.keyboard.press("Tab")
+            assert page.evaluate(UNREACHED) == []
+            page.get_by_role("group").get_by_role("button", name="barn").focus()
+            page.keyboard.press("Enter")
+            row = page.get_by_role("button", name="barn", expanded=True)
+            row.wait_for()
+            assert row.evaluate("row => row === document.activeElement")
+            assert page.get_by_text("both NATs map each address to another port").is_visible()
+
+    look(FakeNode([states.split()]), see)
+
+
+def test_the_views_are_places_that_a_browser_remembers() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            page = opened.page
+            machines = page.get_by_role("link", name="Machines")
+            assert machines.get_attribute("aria-current") == "page"
+            page.get_by_role("link", name="Logs").first.click()
+            page.wait_for_url("**/mesh#logs")
+            assert page.title() == "Logs: desk"
+            page.go_back()
+            page.wait_for_function("document.title === 'Machines: desk'")
+            assert machines.get_attribute("aria-current") == "page"
+
+    look(FakeNode([states.split()]), see)
+
+
+def test_without_a_session_it_says_what_to_run() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            opened.page.goto(node.url)
+            opened.page.get_by_text("meshd ui", exact=True).wait_for()
+            opened.page.goto(f"{node.url}#refused")
+            opened.page.reload()
+            opened.page.get_by_text("That link was used already").wait_for()
+            assert node.streams == 2  # it does not ask again by itself
+
+    look(FakeNode([], refuses=NO_SESSION), see)
+
+
+def test_a_lost_node_is_said_and_found_again() -> None:
+    node = FakeNode([states.split()], ends=True)
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            opened.page.goto(node.url)
+            opened.page.get_by_role("heading", name="4 machines").wait_for()
+            node.refuses = (503, {"error": {"message": "busy", "hint": "", "code": "busy"}})
+            opened.page.get_by_text("The node has not answered for").wait_for()
+            assert opened.page.get_by_role("heading", name="4 machines").is_visible()
+            node.refuses, node.states, node.ends = None, [states.crowd()], False
+            opened.page.get_by_role("heading", name="30 machines").wait_for()
+            assert not opened.page.get_by_text("The node has not answered for").is_visible()
+
+    look(node, see)
+
+
+def test_nothing_that_a_member_says_runs_or_turns_its_neighbours_around() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            assert opened.page.locator("img").count() == 0
+            assert opened.page.get_by_role("rowheader", name=states.HOSTILE).count() >= 2
+            assert "\u202e" not in opened.page.locator("body").inner_text()
+            opened.page.get_by_role("group").get_by_role("button").nth(1).click()
+            assert opened.page.title() == f"Machines: {states.HOSTILE}"
+
+    look(FakeNode([states.hostile()]), see)
+
+
+def test_numbers_that_change_move_nothing() -> None:
+    first, second = states.split(), states.split(7)
+    changed = replace(states.status(states.PEERS).peers[1].link or pytest.fail("no link"), rtt_ms=41.7)
+    second["status"]["peers"][1]["link"] = to_fields(changed)  # type: ignore[index,call-overload]
+    shifts = """() => new Promise((done) => {
+        let sum = 0;
+        new PerformanceObserver((list) => { for (const one of list.getEntries()) sum += one.value; })
+            .observe({ type: 'layout-shift' });
+        setTimeout(() => done(sum), 1500);
+    })"""
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            assert opened.page.evaluate(shifts) == 0
+            assert opened.page.get_by_role("group").get_by_role("button", name="41.7 ms").count() == 1
+
+    look(FakeNode([first, first, second], pause=0.8), see)
+
+
+def test_a_first_visit_is_small() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node):
+            assert node.sent_bytes <= MOST_BYTES
+
+    look(FakeNode([states.split()]), see)
