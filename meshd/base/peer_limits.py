@@ -111,6 +111,7 @@ BROWSERS = Share(
 )
 BROWSER_TABS = Share("pages of one browser", 4, "key", "the one without a channel for longest is forgotten")
 BROWSER_REQUESTS = Share("requests of one browser, all pages together", 8, "key", "further ones fail")
+BROWSER_SILENT_SECONDS = Share("seconds without a word of a browser", 30, "key", "its channel is closed")
 BROWSER_HEADERS = Share("headers of a request over a data channel", 100, "key", "its channel is closed")
 BROWSER_HELD_KIB = Share("KiB of an answer that a browser has not received", 256, "key", "the answer waits")
 BROWSER_HELD_IN_ALL_KIB = Share(

@@ -97,8 +97,8 @@ class Wire:
 class Channels(RuleBasedStateMachine):
     """Random requests, cuts that lose all under way, and a node that forgets; what arrives is compared."""
 
-    @staticmethod
-    def make_page() -> Page:
+    @classmethod
+    def make_page(cls) -> Page:
         """Return the page's end; a test of another one overrides it."""
         return PageClient(SESSION)
 

@@ -1,0 +1,117 @@
+"""Runs the TypeScript of the page over data channels (wheels/mesh/src/remote) in Node.js, line by line."""
+
+import base64
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rules.source import ROOT
+
+NODE = shutil.which("node")
+REMOTE = ROOT / "wheels/mesh/src/remote"
+_PLACES = ("build/mesh-page/node_modules", "build/chat-page/source/node_modules")  # of `make chat`
+_FOUND = [ROOT / place / "typescript" for place in _PLACES if (ROOT / place / "typescript").exists()]
+TYPESCRIPT = _FOUND[0] if _FOUND else None
+needs_typescript = pytest.mark.skipif(
+    NODE is None or TYPESCRIPT is None, reason="`make chat` has not installed the compiler of the pages"
+)
+_TRANSLATE = """
+const ts = require(process.argv[2]), fs = require('node:fs'), path = require('node:path');
+const [from, to] = process.argv.slice(3);
+for (const name of fs.readdirSync(from).filter((name) => name.endsWith('.ts'))) {
+    const compilerOptions = { target: 'ES2022', module: 'ESNext', rewriteRelativeImportExtensions: true };
+    const out = ts.transpileModule(fs.readFileSync(path.join(from, name), 'utf8'), { compilerOptions });
+    fs.writeFileSync(path.join(to, name.replace(/ts$/, 'js')), out.outputText);
+}
+fs.writeFileSync(path.join(to, 'package.json'), '{"type": "module"}');
+"""
+_SERVE = """
+import { createInterface } from 'node:readline';
+import * as frames from './frames.js';
+import * as requests from './requests.js';
+const bytes = (text) => new Uint8Array(Buffer.from(text, 'base64'));
+const text = (value) => Buffer.from(value).toString('base64');
+const plain = (message) => JSON.parse(JSON.stringify(message, (_, value) =>
+    value instanceof Uint8Array ? Buffer.from(value).toString('hex') : value));
+const raised = (work) => {
+    try { return work(); } catch (error) { return { error: error.constructor.name }; }
+};
+let page = null;
+const DO = {
+    encode: (message) => {
+        for (const name of ['data', 'session'])
+            if (name in message) message[name] = new Uint8Array(Buffer.from(message[name], 'hex'));
+        return Buffer.from(frames.encode(message)).toString('hex');
+    },
+    decode: (hex) => raised(() => plain(frames.decode(new Uint8Array(Buffer.from(hex, 'hex'))))),
+    begin: (session) => { page = new requests.Requests(bytes(session)); return null; },
+    open: ([data, isWhole]) => {
+        const number = page.open(bytes(data));
+        if (isWhole) page.end(number);
+        return number;
+    },
+    forget: (number) => page.forget(number) ?? null,
+    read: ([number, count]) => page.read(number, count) ?? null,
+    ping: (nonce) => page.ping(nonce) ?? null,
+    connect: () => page.connect() ?? null,
+    disconnect: () => page.disconnect() ?? null,
+    receive: (message) => raised(() => page.receive(bytes(message)).map((event) =>
+        event.data ? { ...event, data: text(event.data) } : event)),
+    transmit: () => { const message = page.transmit(); return message && text(message); },
+};
+for await (const line of createInterface({ input: process.stdin })) {
+    const [name, given] = JSON.parse(line);
+    process.stdout.write(JSON.stringify(DO[name](given)) + '\\n');
+}
+"""
+
+
+def translate(folder: Path) -> None:
+    """Write the page's modules as JavaScript into `folder`."""
+    assert NODE is not None and TYPESCRIPT is not None
+    command = [NODE, "-", str(TYPESCRIPT), str(REMOTE), str(folder)]
+    subprocess.run(command, input=_TRANSLATE, text=True, check=True, timeout=60)
+
+
+@dataclass
+class Script:
+    """A running Node.js that does one thing for each line."""
+
+    process: subprocess.Popen[str]
+
+    def do(self, name: str, given: object = None) -> Any:
+        """Do it; returns the result."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([name, given]) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def script() -> Iterator[Script]:
+    """Start Node.js with the page's modules; it is gone when the block is left."""
+    assert NODE is not None
+    with tempfile.TemporaryDirectory(prefix="page") as name:
+        translate(Path(name))
+        served = Path(name) / "serve.js"
+        served.write_text(_SERVE, encoding="utf-8")
+        process = subprocess.Popen(
+            [NODE, str(served)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        with process:
+            yield Script(process)
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def in_base64(data: bytes) -> str:
+    """Return bytes as they stand in a line."""
+    return base64.b64encode(data).decode()
