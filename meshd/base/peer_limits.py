@@ -106,7 +106,7 @@ API_CLIENTS_OF_ADDRESS = Share(
 API_CALLS = Share("requests of members to this node's API", 48, "node", "further streams are refused")
 API_CALLS_OF_PEER = Share("requests to this node's API", 24, "peer", "further streams are refused")
 API_CALLS_OF_ISSUER = Share("requests to this node's API", 36, "issuer", "further streams are refused")
-BROWSERS = Share(
+BROWSERS_ANSWERED = Share(
     "browsers whose requests are answered over data channels", 16, "node", "further ones are refused"
 )
 BROWSER_TABS = Share("pages of one browser", 4, "key", "the one without a channel for longest is forgotten")

@@ -22,7 +22,7 @@ from yarl import URL
 
 from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
 from meshd.base.log import get
-from meshd.base.peer_limits import BROWSER_SILENT_SECONDS, BROWSER_TABS, BROWSERS
+from meshd.base.peer_limits import BROWSER_SILENT_SECONDS, BROWSER_TABS, BROWSERS_ANSWERED
 from meshd.base.tasks import Owner
 from meshd.gateway.access import JSON_TYPE, given_keys
 from meshd.gateway.browser_frames import (
@@ -96,7 +96,7 @@ class BrowserApi:
         """Return the page with this session, a new one if it is not known. Raises _NoRoom."""
         browser = self._browsers.get(key)
         if browser is None:
-            if len(self._browsers) >= BROWSERS.most:
+            if len(self._browsers) >= BROWSERS_ANSWERED.most:
                 raise _NoRoom("this node serves as many browsers as it may: try later")
             browser = self._browsers[key] = _Browser()
         if (page := browser.pages.get(session)) is None:

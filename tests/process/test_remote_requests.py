@@ -6,11 +6,11 @@ The same tries as of the half that the tests have in Python: requests, cuts, a n
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 from meshd.gateway.browser_frames import LARGEST_OFFSET
 
 from tests.process.page_script import Script, in_base64, needs_typescript, script
@@ -144,19 +144,14 @@ class ScriptChannels(Channels):
         return ScriptPage(cls.running)
 
 
-class TestScriptChannels(ScriptChannels.TestCase):
-    """They share one Node.js."""
+@pytest.fixture
+def channels(running: Script) -> type[ScriptChannels]:
+    ScriptChannels.running = running
+    return ScriptChannels
 
-    settings = settings(
+
+def test_random_tries(channels: type[ScriptChannels]) -> None:
+    tries = settings(
         max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
     )
-    _held: ClassVar[ExitStack]
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls._held = ExitStack()
-        ScriptChannels.running = cls._held.enter_context(script())
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls._held.close()
+    run_state_machine_as_test(channels, settings=tries)
