@@ -34,7 +34,7 @@ from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origi
 from meshd.gateway.client_connections import demand_method, member_of
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ConsoleSource
-from meshd.gateway.pages import Page, mesh_page
+from meshd.gateway.pages import MESH_POLICY, Page, mesh_page
 from meshd.gateway.paths import unknown_path
 from meshd.gateway.request import Bodies, parse_object
 from meshd.gateway.sessions import (
@@ -62,7 +62,11 @@ _AGAIN_SECONDS = 1.0  # after the source of states failed
 _ACTION = re.compile(r"[a-z][a-z_]{0,39}")
 _REFUSED_PLACE = f"{MESH_PATH}#refused"
 _NO_PAGE = "This build has no page of the mesh. Run `make chat` in the source, or install meshd's wheel.\n"
-_PRIVATE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+_PRIVATE = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
 _FAILED = "meshd failed at this request: its log says where (`meshd logs`)"
 _SOURCE = "page of the mesh"  # in the log
 LOG = log.get("gateway")
@@ -215,7 +219,9 @@ class Console:
         if self._page is not None and (file := self._page.get(request.path)) is not None:
             return await file.response(request.headers, dict(extra))
         if request.path == MESH_PATH:
-            return web.Response(status=404, text=_NO_PAGE, headers={**extra, **_PRIVATE})
+            return web.Response(
+                status=404, text=_NO_PAGE, headers={**extra, "Content-Security-Policy": MESH_POLICY}
+            )
         raise HttpRefusal(Failure(404, unknown_path(request.path), code="unknown_path"))
 
     async def _open(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,8 +15,16 @@ from meshd.base.errors import Refused, UserError
 from meshd.base.tasks import boot_seconds
 from meshd.gateway import console as console_module
 from meshd.gateway.console import FRESH_ACTIONS, MOST_BODY_BYTES, MOST_STREAMS, STATE_PATH, Console
-from meshd.gateway.interface import ApiKey, GatewayConfig
-from meshd.gateway.sessions import FRESH_SECONDS, LINK_SECONDS, MOST_LINKS, SESSION_SECONDS, cookie_name
+from meshd.gateway.interface import ApiKey, GatewayConfig, MemberCaller
+from meshd.gateway.sessions import (
+    FRESH_SECONDS,
+    LINK_SECONDS,
+    MOST_LINKS,
+    SESSION_SECONDS,
+    cookie_name,
+    cookie_values,
+)
+from meshd.link.net import local_addresses
 
 from tests.process.console_fake import LINKED, OURS, Browser, FakeSource, code_of, next_event
 from tests.process.gateway_fake import World, says, small_window, world
@@ -65,6 +74,7 @@ async def test_a_link_opens_the_page_and_a_session() -> None:
         assert {"HttpOnly", "SameSite=Strict", "Path=/mesh", "Max-Age=43200"} <= set(cookie.split("; "))
         assert answer.headers["Cache-Control"] == "no-store"
         assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
         state = await here.browser.state()
         assert state.headers["Content-Type"] == "text/event-stream"
         assert state.headers["Cache-Control"] == "no-store"
@@ -398,6 +408,55 @@ async def test_from_elsewhere_a_node_without_keys_refuses() -> None:
         away = {"Host": "box.lan", "Origin": "http://box.lan"}
         assert await code_of(await here.browser.do("invite", headers=away)) == (401, "invalid_api_key")
         assert here.source.done == []
+
+
+@pytest.mark.skipif(not local_addresses.hosts(), reason="this machine has no address but loopback's")
+async def test_from_another_address_a_key_is_needed_whatever_it_calls_us() -> None:
+    config = GatewayConfig(host="0.0.0.0", port=0, api_keys=(ApiKey(KEY),))
+    async with scene(config=config) as here:
+        address = next(host for host in local_addresses.hosts() if ":" not in host)
+        for host in (address, "127.0.0.1"):
+            place = f"{host}:{here.here.port}"
+            sent = {"Host": place, "Origin": f"http://{place}", **OURS, "Content-Type": "application/json"}
+            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in here.browser.cookies.items())
+            url = f"http://{address}:{here.here.port}/mesh/do/invite"
+            # The session began on loopback, so it is for this user's programs there.
+            async with here.here.http.post(url, headers=sent, data=b"{}") as answer:
+                assert await code_of(answer) == NO_SESSION
+            link = f"http://{address}:{here.here.port}{here.console.link().path}"
+            async with here.here.http.get(link, headers={"Host": place}, allow_redirects=False) as answer:
+                sent["Cookie"] = answer.headers["Set-Cookie"].partition(";")[0]
+            async with here.here.http.post(url, headers=sent, data=b"{}") as answer:
+                assert await code_of(answer) == (401, "invalid_api_key")
+            sent["Authorization"] = f"Bearer {KEY}"
+            async with here.here.http.post(url, headers=sent, data=b"{}") as answer:
+                assert answer.status == 200
+
+
+@pytest.mark.parametrize("knows", [b"key", None])
+async def test_a_member_needs_a_link_as_well(knows: bytes | None) -> None:
+    """Members come over the mesh, which knows them; where there are keys, they have to know one."""
+    async with scene(config=KEYED) as here:
+        [(name, cookie)] = here.browser.cookies.items()
+
+        async def ask(sent: str) -> bytes:
+            ours, theirs = socket.socketpair()
+            await here.here.gateway.take(theirs, MemberCaller(knows))
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            head = f"POST /mesh/do/invite HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n{sent}"
+            writer.write(f"{head}Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+            line = await reader.readline()
+            writer.close()
+            return line.split()[1]
+
+        assert await ask("") == b"401"
+        assert await ask(f"Cookie: {name}={cookie}\r\n") == b"401"  # of a program on loopback
+        answer = await here.browser.open()
+        opened = cookie_values([answer.headers["Set-Cookie"]], name)
+        session = here.console._sessions.find(opened, boot_seconds())
+        assert session is not None
+        here.console._sessions._sessions[session.digest] = replace(session, uid=None)  # as if from elsewhere
+        assert await ask(f"Cookie: {name}={opened[0]}\r\n") == (b"200" if knows else b"401")
 
 
 async def test_a_node_that_ends_ends_its_streams() -> None:
