@@ -17,8 +17,8 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -111,22 +111,19 @@ class Console:
         source: ConsoleSource | None = None,
         *,
         page: Page | None = None,
-        clock: Callable[[], float] = boot_seconds,
     ) -> None:
-        """`keys`: the API's; `source`: see `shows`; `page` None: the one that is installed; `clock`: seconds,
-        sleep included.
-        """
+        """`keys`: the API's; `source`: see `shows`; `page` None: the one that is installed."""
         self._cookie = cookie_name(port)
         self._keys = keys
         self._entrance = entrance
         self._page = page
-        self._clock = clock
+        self._clock: Callable[[], float] = boot_seconds  # a link does not outlive a suspend
         self._source = source
         # who may use it
         self._sessions = Sessions()
         self._owners = ConnectionOwners()
         self._users: WeakKeyDictionary[object, int | None] = WeakKeyDictionary()  # by connection
-        self._used = clock()
+        self._used = self._clock()
         # the state, and who watches it
         self._streams = 0
         self._watched, self._unwatched = asyncio.Event(), asyncio.Event()
@@ -218,6 +215,8 @@ class Console:
             self._page = await in_thread(mesh_page)
         if self._page is not None and (file := self._page.get(request.path)) is not None:
             return await file.response(request.headers, dict(extra))
+        if request.path == f"{MESH_PATH}/":
+            return web.Response(status=308, headers={**extra, "Location": MESH_PATH})
         if request.path == MESH_PATH:
             return web.Response(
                 status=404, text=_NO_PAGE, headers={**extra, "Content-Security-Policy": MESH_POLICY}
@@ -229,11 +228,11 @@ class Console:
         demand_method(request.method, "GET")
         if "prefetch" in request.headers.get("Sec-Purpose", "").lower():  # nobody has opened it yet
             raise unavailable("a link is opened, not fetched before")
-        secret, cookie = request.query.get("once", ""), secrets.token_urlsafe(SECRET_BYTES)
-        uid = await self._user_of(request)
-        opened = is_secret(secret) and self._sessions.spend(secret, cookie, self._clock(), uid)
-        if not opened:
+        secret = request.query.get("once", "")
+        if not (is_secret(secret) and self._sessions.spend(secret, self._clock())):
             return web.Response(status=303, headers={**extra, "Location": _REFUSED_PLACE})
+        cookie = secrets.token_urlsafe(SECRET_BYTES)
+        self._sessions.begin(cookie, self._clock(), await self._user_of(request))
         self._used = self._clock()
         LOG.info("page_opened", remote=request.remote or "a member")
         headers = {**extra, "Location": MESH_PATH, "Set-Cookie": set_cookie(self._cookie, cookie)}
@@ -290,15 +289,16 @@ class Console:
             raise unavailable(f"{MOST_STREAMS} windows show this page already: close one")
         headers = {**extra, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        with suppress(ConnectionError):  # the client has gone
+        with suppress(ConnectionError), self._watching():  # the client has gone
             await response.prepare(request)
-            async with self._watching(), aclosing(self._events(session)) as events:
+            async with aclosing(self._events(session)) as events:
                 async for event in events:
                     await response.write(event)  # waits until the client has read most of the earlier ones
         return response
 
-    @asynccontextmanager
-    async def _watching(self) -> AsyncIterator[None]:
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Count a stream until the block is left."""
         self._streams += 1
         self._unwatched.clear()
         self._watched.set()

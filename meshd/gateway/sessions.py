@@ -31,11 +31,14 @@ LinkState = Literal["waiting", "opened", "ended"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """One browser's session. `began`: when its link was opened; `uid`: see `Sessions.spend`."""
+    """One browser's session. `began`: when its link was opened.
+
+    `uid`: the user whose programs may use it; None: any.
+    """
 
     digest: bytes
     began: float
-    uid: int | None = None
+    uid: int | None
 
     def is_over(self, now: float) -> bool:
         """Return True once its cookie is no longer accepted."""
@@ -69,19 +72,23 @@ class Sessions:
             return "waiting"
         return "opened" if any(_name(digest) == name for digest in self._spent) else "ended"
 
-    def spend(self, secret: str, cookie: str, now: float, uid: int | None = None) -> Session | None:
-        """End the link of `secret`, and begin a session for `cookie`; None if there is no such link.
-
-        The oldest session ends if there are too many. `uid`: the user whose program opened the link, None if
-        the system does not tell; the session is for that user alone.
-        """
+    def spend(self, secret: str, now: float) -> bool:
+        """End the link of `secret`; return False if there is none."""
         self._drop(now)
         digest = _find(self._links, [secret])
         if digest is None:
-            return None
+            return False
         del self._links[digest]
         _make_room(self._spent, MOST_LINKS)
         self._spent[digest] = None
+        return True
+
+    def begin(self, cookie: str, now: float, uid: int | None) -> Session:
+        """Begin a session for `cookie`, after a link was spent; the oldest one ends if there are too many.
+
+        `uid`: the user whose program opened the link; None if the system does not tell.
+        """
+        self._drop(now)
         _make_room(self._sessions, MOST_SESSIONS)
         session = Session(key_digest(cookie), now, uid)
         self._sessions[session.digest] = session

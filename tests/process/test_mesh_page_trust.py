@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from meshd.base.errors import Refused, UserError
 from meshd.base.tasks import boot_seconds
+from meshd.gateway import client_connections
 from meshd.gateway import console as console_module
 from meshd.gateway.console import FRESH_ACTIONS, MOST_BODY_BYTES, MOST_STREAMS, STATE_PATH, Console
 from meshd.gateway.interface import ApiKey, GatewayConfig, MemberCaller
@@ -83,6 +84,12 @@ async def test_a_link_opens_the_page_and_a_session() -> None:
         done = await here.browser.do("invite", {"uses": 1})
         assert (done.status, await done.json()) == (200, {"result": {"name": "invite"}})
         assert here.source.done == [("invite", {"uses": 1})]
+
+
+async def test_a_slash_at_the_end_leads_to_the_page() -> None:
+    async with scene(is_open=False) as here:
+        answer = await here.browser.ask("GET", "/mesh/", {})
+        assert (answer.status, answer.headers["Location"]) == (308, "/mesh")
 
 
 async def test_a_stolen_link_that_was_opened_opens_nothing() -> None:
@@ -468,10 +475,15 @@ async def test_a_node_that_ends_ends_its_streams() -> None:
         assert await code_of(await here.browser.state()) == (503, "busy")
 
 
-async def test_a_stream_outlives_the_seconds_of_strangers() -> None:
+async def test_a_stream_outlives_the_seconds_of_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene() as here:
         state = await here.browser.state()
         await next_event(state)
-        connections = here.here.gateway._connections._connections
-        assert [each for each in connections if each.client is not None]  # it is not a stranger's any more
-        await asyncio.sleep(0)
+        monkeypatch.setattr(client_connections, "SWEEP_SECONDS", 0.01)
+        monkeypatch.setattr(client_connections, "STRANGER_SECONDS", 0.1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.here.port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""  # a younger one, of a stranger, was closed
+        writer.close()
+        await here.source.show({"number": 1})
+        assert b'"number":1' in await next_event(state)
