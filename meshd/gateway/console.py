@@ -333,11 +333,15 @@ class Console:
 
     async def _take_states(self) -> None:
         assert self._source is not None
-        # a cancellation finds us within `watch`, which it ends
-        async for state in self._source.watch():
-            self._state = b"event: state\ndata: " + _encoded(state) + b"\n\n"
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+        states = self._source.watch()
+        try:
+            async for state in states:
+                self._state = b"event: state\ndata: " + _encoded(state) + b"\n\n"
+                changed, self._changed = self._changed, asyncio.Event()
+                changed.set()
+        finally:
+            if isinstance(states, AsyncGenerator):  # it is told now that nobody watches
+                await states.aclose()
 
     # --- actions ----------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from meshd.gateway.sessions import (
 )
 from meshd.link.net import local_addresses
 
+from tests.conformance.run import until
 from tests.process.console_fake import LINKED, OURS, Browser, FakeSource, code_of, next_event
 from tests.process.gateway_fake import World, says, small_window, world
 
@@ -356,6 +357,18 @@ async def test_a_source_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatc
         state = await here.browser.state()
         here.source.raises = None
         assert b'"number":0' in await next_event(state)
+
+
+async def test_a_state_that_is_no_json_leaves_no_watch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "_AGAIN_SECONDS", 0.2)
+    async with scene() as here:
+        state = await here.browser.state()
+        await next_event(state)
+        await here.source.show({"number": float("nan")})
+        await until(lambda: not here.source.watching)
+        await here.source.show({"number": 2})
+        assert b'"number":2' in await next_event(state)
+        assert here.source.watching == 1
 
 
 async def test_all_windows_see_one_state_and_the_last_one_ends_it() -> None:
