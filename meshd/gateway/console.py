@@ -50,6 +50,8 @@ from meshd.gateway.sessions import (
 
 MESH_PATH = "/mesh"
 OPEN_PATH = "/mesh/open"
+# Any site may link to these: the file that `meshd ui` has a browser open is of another site than ours.
+LINKED_PATHS = frozenset({MESH_PATH, OPEN_PATH})
 STATE_PATH = "/mesh/state"
 DO_PREFIX = "/mesh/do/"
 FRESH_ACTIONS = frozenset({"revoke", "forget", "model_remove"})  # what cannot be undone
@@ -157,14 +159,6 @@ class Console:
     def answers(path: str) -> bool:
         """Return True if `path` is the page's, or below it."""
         return path == MESH_PATH or path.startswith(f"{MESH_PATH}/")
-
-    @staticmethod
-    def opens(path: str) -> bool:
-        """Return True if any site may link to `path`.
-
-        The file that `meshd ui` has a browser open is another site than ours: it leads to a link.
-        """
-        return path in (MESH_PATH, OPEN_PATH)
 
     @staticmethod
     def label(path: str) -> str:

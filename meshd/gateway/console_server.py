@@ -9,7 +9,7 @@ from meshd.base.sockets import LOOPBACK_HOST
 from meshd.base.tasks import Owner
 from meshd.gateway.access import ApiPort
 from meshd.gateway.client_connections import ApiServer, ConnectionLimits, check_framing, listening, refused
-from meshd.gateway.console import MESH_PATH, Console, Entrance
+from meshd.gateway.console import LINKED_PATHS, MESH_PATH, Console, Entrance
 from meshd.gateway.failure import ANSWER_HEADERS, Failure, HttpRefusal
 from meshd.gateway.interface import ConsoleSource, GatewayConfig
 
@@ -73,7 +73,7 @@ class ConsoleServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             check_framing(request.headers)
-            self._api.guard.check(request.headers, opens_page=Console.opens(request.path))
+            self._api.guard.check(request.headers, opens_page=request.path in LINKED_PATHS)
             if not Console.answers(request.path):
                 message = f"this node has no API, only the page at `{MESH_PATH}`"
                 raise HttpRefusal(Failure(404, message, code="unknown_path"))

@@ -47,7 +47,7 @@ from meshd.gateway.client_connections import (
     member_of,
     refused,
 )
-from meshd.gateway.console import Console, Entrance
+from meshd.gateway.console import LINKED_PATHS, MESH_PATH, Console, Entrance
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.dialect import RequestFacts
 from meshd.gateway.dialects.fields import encoded_in_pieces, text_of
@@ -306,7 +306,7 @@ class Gateway:
             return f"{MODEL_PREFIX}NAME"
         if path in self._page:
             return PAGE_PATH
-        if self.console.answers(path):
+        if path.startswith(MESH_PATH) and self.console.answers(path):
             return self.console.label(path)
         return path if path in _KNOWN_PATHS else OTHER_PATH
 
@@ -318,7 +318,7 @@ class Gateway:
         extra = {**ANSWER_HEADERS, **(foreign_headers(origin) if origin and foreign else {})}
         try:
             check_framing(request.headers)
-            opens_page = request.path in self._page or self.console.opens(request.path)
+            opens_page = request.path in self._page or request.path in LINKED_PATHS
             self._api.guard.check(request.headers, opens_page=opens_page)
             if request.method == "OPTIONS":
                 return _preflight(request, extra, allowed=foreign)
@@ -340,7 +340,7 @@ class Gateway:
             if page_file is not None:
                 return await page_file.response(request.headers, extra)
             return self._own.health(request.query.get("model", ""), extra)
-        if self.console.answers(path):
+        if path.startswith(MESH_PATH) and self.console.answers(path):
             return await self.console.answer(request, extra)
 
         # 2. With a key: what is known of the models here, metrics, or one of the paths that are passed on.
