@@ -220,8 +220,6 @@ class Gateway:
             async with listening(server, self._api.sockets, end_seconds=SHUTDOWN_SECONDS):
                 self._server = server
                 try:
-                    _log.info("api_listening", url=self.url)
-                    self.started.set()
                     await self._work()
                 finally:
                     self.started.clear()
@@ -240,6 +238,8 @@ class Gateway:
             owner.start(self.console.serve(), name="page of the mesh")
             if self._tracing is not None:
                 owner.start(self._tracing.serve(), name="traces")
+            _log.info("api_listening", url=self.url)
+            self.started.set()
 
     def requests_of(self, model: str) -> int:
         """Count the requests for a model that are under way."""
