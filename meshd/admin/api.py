@@ -504,10 +504,14 @@ LinkState = Literal["waiting", "opened", "ended"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UiReply:
-    """A link that opens the page of the mesh once, within a minute. `url` has a secret, `id` is its name."""
+    """A link that opens the page of the mesh once, within a minute. `url` has a secret, `id` is its name.
+
+    `lan_url`: the same link for other devices, which need an API key as well; empty if none can reach it.
+    """
 
     url: str
     id: str
+    lan_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ def run(args: Arguments, out: Output) -> int:
         if args.print or not has_display(os.environ, sys.platform):
             out.line(link.url)
             out.note("this link is a secret: it opens the page once, within a minute")
+            if link.lan_url:
+                out.note(f"from other devices, with an API key: {link.lan_url}")
             return 0
         with redirecting(home, link.url) as file:
             _start_browser(file)

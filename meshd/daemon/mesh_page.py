@@ -50,14 +50,17 @@ class MeshPage(Answers):
     def __init__(
         self,
         *,
+        lan_url: Callable[[str], str | None],
         has_api: Callable[[], bool],
         gateway: "Callable[[], Gateway | None]",
         make_source: Callable[[], ConsoleSource],
     ) -> None:
         """`has_api`: whether the role has an API; `gateway`: that API, None until it is made.
 
-        `make_source` is called once, when the page is first needed.
+        `lan_url` returns the API's URL for other devices, None if it is not open to them. `make_source` is
+        called once, when the page is first needed.
         """
+        self._lan_url = lan_url
         self._has_api = has_api
         self._gateway = gateway
         self._make_source = make_source
@@ -77,7 +80,10 @@ class MeshPage(Answers):
     async def link(self, request: UiRequest) -> UiReply:
         console, url = await self._open()
         link = console.link()
-        return UiReply(url=url + link.path, id=link.name)
+        lan_url = self._lan_url(url) if self._has_api() else None
+        return UiReply(
+            url=url + link.path, id=link.name, lan_url="" if lan_url is None else lan_url + link.path
+        )
 
     @UiLinkRequest.answer
     async def link_state(self, request: UiLinkRequest) -> UiLinkReply:

@@ -452,7 +452,9 @@ class Daemon:
 
     def _control(self, tunnels: OwnTunnels) -> tuple[DaemonControl, MeshPage]:
         """Return what answers on the control socket, and the page of the mesh."""
+        host = self._config.serve.host
         page = MeshPage(
+            lan_url=lambda url: url_in_the_lan(url, host, local_addresses.hosts()),
             has_api=lambda: self._built.gateway is not None,
             gateway=lambda: self._gateway,
             make_source=lambda: StatusSource(control.status_now),

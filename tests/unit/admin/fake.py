@@ -297,6 +297,7 @@ class FakeControl(Answers):
     error: Exception | None = None  # of a status
     network: NetcheckReply = NETCHECK
     drains: list[api.DrainReply] = field(default_factory=list)  # what it says next
+    lan_url: str = ""
     link_states: list[api.LinkState] = field(default_factory=list)  # what it says next
 
     @classmethod
@@ -387,7 +388,7 @@ class FakeControl(Answers):
             case api.NetcheckRequest():
                 return self.network
             case api.UiRequest():
-                return api.UiReply(url=UI_URL, id="0a1b")
+                return api.UiReply(url=UI_URL, id="0a1b", lan_url=self.lan_url)
             case api.UiLinkRequest():
                 return api.UiLinkReply(state=self.link_states.pop(0))
         return api.Done()

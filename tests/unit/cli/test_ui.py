@@ -94,6 +94,13 @@ def test_the_link_is_printed_where_there_is_no_display(
     assert daemon.link_states == []
 
 
+def test_the_link_for_other_devices_stands_beside_the_result(daemon: FakeControl) -> None:
+    daemon.lan_url = "http://10.0.0.5:8090/mesh/open?once=secret"
+    ran = meshd("ui", "--print")
+    assert ran.out == f"{UI_URL}\n"
+    assert f"from other devices, with an API key: {daemon.lan_url}\n" in ran.err
+
+
 @pytest.mark.parametrize(
     ("environ", "platform", "shows"),
     [

@@ -27,7 +27,10 @@ async def page_of(gateway: Callable[[], Any] | None = None) -> AsyncIterator[tup
     """Run the page of a node; with `gateway`, of one that has an API."""
     source = FakeSource()
     page = MeshPage(
-        has_api=lambda: gateway is not None, gateway=gateway or (lambda: None), make_source=lambda: source
+        lan_url=lambda url: url.replace("127.0.0.1", "10.0.0.5"),
+        has_api=lambda: gateway is not None,
+        gateway=gateway or (lambda: None),
+        make_source=lambda: source,
     )
     async with asyncio.timeout(20), Owner() as owner:
         owner.start(page.serve(), name="page")
@@ -46,6 +49,7 @@ async def test_it_opens_when_it_is_asked_for_and_has_only_the_page() -> None:
     async with page_of() as (page, _source), aiohttp.ClientSession() as http:
         link = await page.link(UiRequest())
         assert (await page.link_state(UiLinkRequest(id=link.id))).state == "waiting"
+        assert link.lan_url == ""  # it is open to this machine alone
         browser = await opened(http, link.url)
         assert (await page.link_state(UiLinkRequest(id=link.id))).state == "opened"
         base = link.url.partition("/mesh")[0]
@@ -110,6 +114,7 @@ async def test_a_node_with_an_api_uses_its_port() -> None:
         gateway = SimpleNamespace(console=console, url="http://127.0.0.1:8090", started=started)
         reply = await page.link(UiRequest())
         assert reply.url == "http://127.0.0.1:8090/mesh/open?once=x"
+        assert reply.lan_url == "http://10.0.0.5:8090/mesh/open?once=x"
         assert (await page.link_state(UiLinkRequest(id=reply.id))).state == "waiting"
         assert page._server is None
 
