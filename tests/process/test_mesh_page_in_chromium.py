@@ -43,6 +43,7 @@ def look(see: Callable[[World, str], None]) -> FakeSource:
 
     async def scenario() -> None:
         async with world(says(200, {}), console=source, seconds=200) as here:
+            here.gateway.console._page = {}  # no script of ours moves on
             link = here.url + here.gateway.console.link().path
             await asyncio.to_thread(see, here, link)
 
@@ -87,6 +88,7 @@ def test_another_page_of_the_same_browser_can_do_nothing(host: str) -> None:
             site = web.TCPSite(runner, LOOPBACK_HOST, 0)
             await site.start()
             port = runner.addresses[0][1]
+            here.gateway.console._page = {}
             link = here.url + here.gateway.console.link().path
             try:
                 await asyncio.to_thread(see, here, link, f"http://{host}:{port}/")

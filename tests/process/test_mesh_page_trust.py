@@ -61,6 +61,7 @@ async def scene(*, config: GatewayConfig | None = None, is_open: bool = True) ->
     source = FakeSource()
     async with world(says(200, {}), config=config, console=source) as here:
         made = Scene(here, source)
+        made.console._page = {}  # whatever was built
         if is_open:
             assert (await made.browser.open()).headers["Location"] == "/mesh"
         yield made
