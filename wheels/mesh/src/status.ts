@@ -600,6 +600,7 @@ export interface UiLinkReply {
 export interface UiReply {
 	url: string;
 	id: string;
+	lan_url: string;
 }
 
 export interface WhyReply {
