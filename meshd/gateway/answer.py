@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
+    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
@@ -64,6 +65,7 @@ from meshd.gateway.upstream import (
     send_call,
     template_prompt,
 )
+from meshd.gateway.work import AnswerUnderWay, GatewayWork
 from meshd.model.status import ModelState
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class AnswerContext:
         # requests are retried after a loss: with a seed, so that they get the same answer
         self.retries = self.continue_seconds > 0 or self.fails_over
         self.tokens = 0
+        self.work = GatewayWork(config.api_keys)
         self._served: dict[Upstream, Served] = {}  # each llama-server, from its first request on
         self._culprits = Culprits()
         self._asking = 0
@@ -258,6 +261,7 @@ class Answer:
         try:
             async with context.until_stopped(), AsyncExitStack() as held:
                 held.callback(self._note_end)
+                held.enter_context(self._shown())
                 # 1. Refuse a caller whose requests end llama-server. A request without a body computes
                 #    nothing, so it ends none.
                 if self._body is not None and self.served is not None:
@@ -308,6 +312,14 @@ class Answer:
         except ClientGone:
             self._hung_up()
             return reply.response
+
+    def _shown(self) -> AbstractContextManager[None]:
+        """Return a context in which the answer is shown as under way, if a model computes it."""
+        if not self._route.computes:
+            return nullcontext()
+        return self._context.work.held(
+            AnswerUnderWay(self.meter, self.upstream, self._caller, self._streams, self._notice)
+        )
 
     def _note_end(self) -> None:
         """Tell the request's trace of the answer, if there is one."""
@@ -637,6 +649,7 @@ class Answer:
     def _generated(self, tokens: int) -> None:
         """Count tokens for status and metrics."""
         self._context.tokens += tokens
+        self._context.work.add_tokens(tokens)
         self._tokens.inc(tokens)
 
     def _notice(self) -> str:

@@ -7,6 +7,7 @@ It must never hold an answer that the client does not read, nor continue a gener
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from socket import socket
 from typing import Protocol
 
@@ -266,6 +267,10 @@ class MemberGate(Protocol):
         """Answer on a connection that a member has opened; the gate owns it from now on. Raises Broken."""
 
 
+FRESH_ACTIONS = frozenset({"revoke", "forget", "model_remove"})
+"""The actions of the page that cannot be undone: they want a session that was opened lately."""
+
+
 class ConsoleSource(Protocol):
     """The content and the actions of the page of the mesh; values are ready for JSON."""
 
@@ -326,6 +331,31 @@ class GatewayStatus:
     keys: tuple[KeyStatus, ...] = ()  # empty if no key is required
     reason: str = ""  # why it is not ready; on a client: the models it offers
     continue_s: float = 0.0  # how long interrupted requests wait for the model; 0: they end
+
+
+class RequestPhase(StrEnum):
+    """What a request under way is at: it waits for its turn or its model, or is computed."""
+
+    WAITING = "waiting"
+    PROMPT = "prompt"
+    ANSWERING = "answering"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """A request under way. `seconds` since it came; `tok_s`: tokens a second, None until there are two.
+
+    `key`: the name of the API key, empty without one. `note`: what it waits for, in words.
+    """
+
+    id: int
+    model: str
+    phase: RequestPhase
+    seconds: float
+    tokens: int  # generated so far
+    tok_s: float | None
+    key: str
+    note: str = ""
 
 
 FindSampling = Callable[[Mapping[str, object]], DeviceSampling | None]

@@ -133,6 +133,7 @@ class Gateway:
         # what answers requests
         self._models = models
         self._answers = AnswerContext(config, on_demand=models.on_demand)
+        self.work = self._answers.work
         self._exposition: Exposition = self._own_metrics
         self._own = OwnAnswers(models)
         self._page = load_page() if page is None else page
@@ -419,6 +420,7 @@ class Gateway:
                 del body
                 if route.computes:
                     self._accounts.add_answers(key, asked.answers)
+                    self.work.add_request()
                 if only is None or only.upstream is not model.upstream:  # the models came meanwhile
                     held.enter_context(self._use_of(model.upstream))
                 if route.computes and self._models.on_demand:
