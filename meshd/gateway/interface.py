@@ -267,10 +267,6 @@ class MemberGate(Protocol):
         """Answer on a connection that a member has opened; the gate owns it from now on. Raises Broken."""
 
 
-FRESH_ACTIONS = frozenset({"revoke", "forget", "model_remove"})
-"""The actions of the page that cannot be undone: they want a session that was opened lately."""
-
-
 class ConsoleSource(Protocol):
     """The content and the actions of the page of the mesh; values are ready for JSON."""
 
