@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from meshd.base.errors import UserError
 
@@ -83,6 +84,32 @@ class RotatedFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class LogEnd(NamedTuple):
+    """The end of a log: `data` with that of the file before it; size and inode of the newer file."""
+
+    data: bytes
+    size: int
+    inode: int
+
+
+def end_of_log(path: Path, most: int) -> LogEnd:
+    """Read the last `most` bytes of a RotatedFile, after as many of `NAME.1`; none if they have gone."""
+    before, _, _ = _last_bytes(path.with_name(path.name + ".1"), most)
+    data, size, inode = _last_bytes(path, most)
+    return LogEnd(before + data, size, inode)
+
+
+def _last_bytes(path: Path, most: int) -> LogEnd:
+    try:
+        with path.open("rb") as stream:
+            seen = path.stat()
+            stream.seek(max(0, seen.st_size - most))
+            data = stream.read(most)
+            return LogEnd(data, stream.tell(), seen.st_ino)
+    except OSError:
+        return LogEnd(b"", 0, 0)
 
 
 def _make_private(folder: Path) -> None:

@@ -14,6 +14,8 @@ peer counts for the peer. One that names none (an unproven connection, a relay, 
 node itself) counts for its kind, so there is no line without a limit. The first lines about each peer come
 from a share of their own: peers that are talked about all the time use up what all have together, and nothing
 of that.
+
+The last lines of some events are kept in memory, for those who ask later what has happened (`remember`).
 """
 
 import io
@@ -24,12 +26,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO, NamedTuple, Protocol
 
 from meshd.base.admission import Rate, Rates
 from meshd.base.files import RotatedFile
@@ -61,6 +63,8 @@ _TEXT = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
 _UNITS = {"bytes": in_bytes, "free": in_memory}  # fields for people
 MAX_LOGGED_PEERS = 512  # whose lines are counted; of more the one silent longest is forgotten
 MAX_LINE_KINDS = 512  # of lines; the source has fewer
+MAX_REMEMBERED = 100  # lines in memory
+_MOST_KEPT_LETTERS = 300  # of each of their fields: some 100 kB at worst
 SECRET_FIELDS = frozenset({"token", "secret", "key", "password", "authorization", "api_key"})
 
 
@@ -307,6 +311,41 @@ def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> 
     return event
 
 
+class RememberedLine(NamedTuple):
+    """A line that was logged. `at`: Unix seconds; `fields` are texts, as they were written."""
+
+    at: float
+    level: str
+    event: str
+    fields: Mapping[str, str]
+
+
+_remembered: frozenset[str] = frozenset()  # the events that are
+_lines: deque[RememberedLine] = deque(maxlen=MAX_REMEMBERED)
+
+
+def remember(events: frozenset[str]) -> None:
+    """Keep the last lines of these events from now on, and no earlier ones."""
+    global _remembered
+    _remembered = events
+    _lines.clear()
+
+
+def remembered() -> Sequence[RememberedLine]:
+    """Return the last lines that were kept, the oldest first."""
+    return tuple(_lines)
+
+
+def _keep(_logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
+    name = event.get("event")
+    if name in _remembered:
+        fields = {
+            field: str(value)[:_MOST_KEPT_LETTERS] for field, value in event.items() if field != "event"
+        }
+        _lines.append(RememberedLine(time.time(), method, str(name), fields))
+    return event
+
+
 def _in_units(
     _logger: object, _method: str, event: MutableMapping[str, object]
 ) -> MutableMapping[str, object]:
@@ -488,6 +527,7 @@ def set_up(
             _share,
             structlog.processors.add_log_level,
             _redact,
+            _keep,
             _to_journal,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderers,

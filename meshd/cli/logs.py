@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from meshd.base.errors import UserError
+from meshd.base.files import end_of_log
 from meshd.build.interface import MESH_PROGRAM, NAME_IN_SCRIPTS
 from meshd.cli.layout import clean
 from meshd.cli.options import Arguments, duration, number
@@ -138,10 +139,8 @@ class Followed:
 
     def tail(self, lines: int) -> list[str]:
         """Return the last `lines` lines, including those of the rotated file before it."""
-        old = self.path.with_name(self.path.name + ".1")
-        before = _last_bytes(old)[0] if old.exists() else b""
-        data, self._at, self._inode = _last_bytes(self.path)
-        found = (before + data).decode(errors="replace").splitlines()
+        data, self._at, self._inode = end_of_log(self.path, TAIL_BYTES)
+        found = data.decode(errors="replace").splitlines()
         return found[-lines:] if lines else []
 
     def new(self) -> Iterator[str]:
@@ -159,15 +158,3 @@ class Followed:
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
             yield line.decode(errors="replace")
-
-
-def _last_bytes(path: Path) -> tuple[bytes, int, int]:
-    """Return the end of a file, its size and its inode; empty when it has gone."""
-    try:
-        with path.open("rb") as stream:
-            seen = path.stat()
-            stream.seek(max(0, seen.st_size - TAIL_BYTES))
-            data = stream.read(TAIL_BYTES)
-            return data, stream.tell(), seen.st_ino
-    except OSError:
-        return b"", 0, 0

@@ -2,23 +2,22 @@
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 
 from meshd import __version__
 from meshd.admin.api import MetricsRequest, PingReply, PingRequest, StatusRequest
 from meshd.admin.client import Client, ask
 from meshd.admin.health import is_away, is_met
-from meshd.admin.request import to_fields, to_json
+from meshd.admin.request import to_json
 from meshd.admin.status import PeerView
 from meshd.admin.status import Status as NodeStatus
+from meshd.admin.status_json import for_scripts
 from meshd.base.errors import Refused
 from meshd.base.units import in_bytes, in_memory, in_number, in_time
-from meshd.build.interface import MESH_PROGRAM, NAME_IN_SCRIPTS
 from meshd.cli.layout import State
 from meshd.cli.options import Arguments, number
-from meshd.cli.output import Json, Output
+from meshd.cli.output import Output
 from meshd.config.tree import home_here
 from meshd.gateway.interface import GatewayStatus
 from meshd.identity.naming import WORKER_ROLE
@@ -61,7 +60,7 @@ class Status:
                 _watch(client, out, as_json=args.json)
             status = client.ask(StatusRequest())
         if args.json:
-            out.json(_for_scripts(status))
+            out.json(for_scripts(status))
         else:
             show(status, out)
         return 0
@@ -78,20 +77,11 @@ def _watch(client: Client, out: Output, *, as_json: bool) -> None:
     while True:
         status = client.ask(StatusRequest())
         if as_json:
-            out.json(_for_scripts(status), compact=True)
+            out.json(for_scripts(status), compact=True)
         elif (line := summary(status)) != seen:
             out.line(line)
             seen = line
         time.sleep(WATCH_SECONDS)
-
-
-def _for_scripts(status: NodeStatus) -> Mapping[str, Json]:
-    """Return the fields of docs/status.md, in which a worker's mesh-server has the name that scripts know."""
-    children = [
-        replace(child, name=NAME_IN_SCRIPTS) if child.name == MESH_PROGRAM else child
-        for child in status.children
-    ]
-    return to_fields(replace(status, children=tuple(children)))
 
 
 def summary(status: NodeStatus) -> str:

@@ -33,6 +33,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import METRICS_EXAMPLE, Config
+from meshd.daemon.console_words import WORDS
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
 from meshd.daemon.mesh_page import MeshPage, StatusSource
@@ -269,6 +270,7 @@ def run(
         file=config.paths.logs / "meshd.log",
         to_stderr=make_announcer is None,
     )
+    log.remember(frozenset(WORDS))
     raise_limit()
     keep_freed_memory()
     home = Home(config.paths.home)

@@ -303,6 +303,7 @@ class Answer:
                     reply.look()
                     if failure.is_final or not await self._prepare_retry():
                         raise HttpRefusal(failure)
+                    _log.info("answer_continues", model=self.upstream.model_name)
 
         # 6. End with the failure: as the response, or as the end of a stream that has begun.
         except HttpRefusal as refusal:

@@ -48,6 +48,7 @@ FIELDS: Mapping[str, str] = {
 EVENTS: Mapping[str, str] = {
     "accept_paused": "no file descriptor is free for new connections: raise the limit",
     "addresses_changed": "this machine's addresses changed; all links are tested at once",
+    "answer_continues": "an interrupted answer is requested again, from where it stopped if possible",
     "answer_differs": "an interrupted answer came out differently; the rest is requested, if possible",
     "answer_log_back": "the request log lost `count` lines",
     "answer_log_lost": "the request log lost `count` lines",

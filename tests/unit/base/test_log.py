@@ -651,3 +651,23 @@ def test_a_journal_that_takes_nothing_holds_up_nobody(
 def test_no_journal_is_no_error(tmp_path: Path) -> None:
     assert open_journal(tmp_path / "nobody") is None
     assert log.JOURNAL_SOCKET.is_absolute()
+
+
+def test_the_last_lines_of_some_events_are_kept() -> None:
+    log.set_up(level="info", stream=io.StringIO())
+    log.remember(frozenset({"peer_gone", "woke_up"}))
+    try:
+        log.get("test").warning("peer_gone", name="anna\x1b[2J", why="w" * 5000, token="secret")
+        log.get("test").info("child_ended", child="x")
+        log.get("test").debug("woke_up", seconds=1)
+        [line] = log.remembered()
+        assert (line.event, line.level) == ("peer_gone", "warning")
+        assert line.fields["name"] == "anna\\x1b[2J" and line.fields["token"] == "[redacted]"
+        assert len(line.fields["why"]) == 300
+        for number in range(3 * log.MAX_REMEMBERED):
+            log.get("test").error("woke_up", seconds=number)
+        kept = [line.fields["seconds"] for line in log.remembered()]
+        assert kept == [str(2 * log.MAX_REMEMBERED + number) for number in range(log.MAX_REMEMBERED)]
+    finally:
+        log.remember(frozenset())
+    assert log.remembered() == ()

@@ -1,0 +1,193 @@
+"""The state of this node for the page of the mesh, and what the page may do.
+
+One look at the node serves all who watch, and there is none while nobody does: whoever needs a newer state
+looks, and the others wait for the same one. So there is no task and no timer to end.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from meshd.admin.api import StatusRequest
+from meshd.admin.request import Json, to_fields
+from meshd.admin.status import Status
+from meshd.admin.status_json import for_scripts
+from meshd.base import log
+from meshd.daemon.console_events import MOST_EVENTS, Event, event_of, events_between, latest
+from meshd.gateway.history import BUCKET_SECONDS, BUCKETS, WorkHistory
+from meshd.gateway.interface import RequestStatus
+
+LOOK_SECONDS = 0.5  # between two looks at the node
+AGAIN_SECONDS = 5.0  # after which a state goes out although nothing worth a look has changed
+STORAGE_SECONDS = 30.0  # between two looks at the disk
+_IDLE = WorkHistory((0,) * BUCKETS, (0,) * BUCKETS, float(BUCKET_SECONDS))
+# What changes all the time: of a status that differs only in these nothing has happened.
+_FLOWING = frozenset(
+    {"uptime_s", "rss_bytes", "rtt_ms", "sent_bytes", "received_bytes", "bytes_s", "state_s", "listed_s"}
+    | {"computed_s", "free_bytes", "seconds", "tok_s"}
+)
+
+
+class NodeStatus(Protocol):
+    """Whoever knows the status of this node (control.py)."""
+
+    def status_now(self) -> Status:
+        """Return the status without storage."""
+
+    def status(self, request: StatusRequest, /) -> Awaitable[Status]:
+        """Return the whole status."""
+
+
+class ShownWork(Protocol):
+    """The work of a gateway (gateway/work.py)."""
+
+    @property
+    def requests(self) -> Sequence[RequestStatus]: ...
+
+    @property
+    def history(self) -> WorkHistory: ...
+
+
+class Actions(Protocol):
+    """What the page may do (console_actions.py)."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, Json]: ...
+
+
+@dataclass(slots=True)
+class _Look:
+    """A state that goes out as the `number`th; `at`: loop time; `steady`: what of it may be compared."""
+
+    number: int
+    at: float
+    state: Mapping[str, Json]
+    steady: object
+
+
+class ConsoleAnswers:
+    """Implements ConsoleSource of gateway/interface.py."""
+
+    def __init__(
+        self,
+        node: NodeStatus,
+        actions: Actions,
+        *,
+        work: Callable[[], ShownWork | None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Show `node`. `work`: returns that of its API, None without one. `wall` gives Unix seconds."""
+        self._node = node
+        self._actions = actions
+        self._work = work
+        self._wall = wall
+        # while somebody watches
+        self._watchers = 0
+        self._looking = asyncio.Lock()
+        self._looked_at = 0.0
+        self._look: _Look | None = None
+        self._number = 0
+        self._before: Status | None = None
+        self._storage_at = 0.0
+        # what the log does not tell, of this watch and earlier ones
+        self._noticed: deque[Event] = deque(maxlen=MOST_EVENTS)
+
+    async def watch(self) -> AsyncIterator[Mapping[str, Json]]:
+        """Yield the whole state at once, and again when it has changed, at most twice a second.
+
+        Without a change it comes every AGAIN_SECONDS, as rates have.
+        """
+        self._watchers += 1
+        seen = 0
+        try:
+            while True:
+                look = await self._newer(seen)
+                seen = look.number
+                yield look.state
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self._look = self._before = None
+
+    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, Json]:
+        """Do what the control socket does for the request `name`. Raises MeshdError."""
+        return await self._actions.act(name, fields)
+
+    async def _newer(self, seen: int) -> _Look:
+        """Return a state that goes out after the `seen`th; looks until there is one."""
+        while True:
+            async with self._looking:  # one of the watchers looks, and the others get what it finds
+                if self._look is not None and self._look.number > seen:
+                    return self._look
+                await asyncio.sleep(self._looked_at + LOOK_SECONDS - _now())
+                self._looked_at = _now()
+                await self._take()
+
+    async def _take(self) -> None:
+        """Look at the node. The state goes out if it has changed, or is the first for a while."""
+        status, now, wall = await self._status(), _now(), self._wall()
+        if self._before is not None:
+            self._noticed.extend(events_between(self._before, status, wall))
+        self._before = status
+        state = self._state(status, wall)
+        steady = _steady({name: value for name, value in state.items() if name != "history"})
+        last = self._look
+        if last is None or last.steady != steady or now - last.at >= AGAIN_SECONDS - LOOK_SECONDS / 2:
+            self._number += 1
+            self._look = _Look(self._number, now, state, steady)
+
+    async def _status(self) -> Status:
+        """Return the status; the disk's part of it is as old as STORAGE_SECONDS at most."""
+        before = self._before
+        if before is None or _now() - self._storage_at >= STORAGE_SECONDS:
+            status = await self._node.status(StatusRequest())
+            self._storage_at = _now()
+            return status
+        return replace(self._node.status_now(), storage=before.storage)
+
+    def _state(self, status: Status, wall: float) -> Mapping[str, Json]:
+        work = self._work()
+        names = {peer.id: peer.name for peer in status.peers}
+        logged = (event_of(line, names) for line in log.remembered())
+        return {
+            "status": for_scripts(status),
+            "requests": [] if work is None else [_request(request) for request in work.requests],
+            "history": _history(_IDLE if work is None else work.history, wall),
+            "events": [to_fields(event) for event in latest((*logged, *self._noticed))],
+            "can": list(self._actions.names),
+        }
+
+
+def _request(request: RequestStatus) -> Mapping[str, Json]:
+    rate = None if request.tok_s is None else round(request.tok_s, 2)
+    return to_fields(replace(request, seconds=round(request.seconds, 1), tok_s=rate))
+
+
+def _history(done: WorkHistory, wall: float) -> Mapping[str, Json]:
+    """Return tokens a second and requests of each bucket; `until`: the end of the newest one."""
+    newest = max(1.0, done.seconds)  # a moment's tokens are no rate
+    rates = [tokens / BUCKET_SECONDS for tokens in done.tokens[:-1]] + [done.tokens[-1] / newest]
+    return {
+        "step_s": BUCKET_SECONDS,
+        "until": round(wall - done.seconds + BUCKET_SECONDS),
+        "tok_s": [round(rate, 2) for rate in rates],
+        "requests": list(done.requests),
+    }
+
+
+def _steady(value: object) -> object:
+    """Return a JSON value without what changes all the time."""
+    if isinstance(value, Mapping):
+        return {name: _steady(inner) for name, inner in value.items() if name not in _FLOWING}
+    if isinstance(value, list):
+        return [_steady(inner) for inner in value]
+    return value
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,69 @@
+"""The page of the mesh before anybody has opened it: its modules are imported when somebody does."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from meshd.gateway.interface import ConsoleSource
+
+if TYPE_CHECKING:
+    from meshd.config.tree import Config
+    from meshd.daemon.control import DaemonControl
+    from meshd.daemon.member_node import MemberNode
+    from meshd.daemon.role_kind import BuiltRole
+    from meshd.gateway.server import Gateway
+    from meshd.gateway.work import GatewayWork
+
+
+class ConsoleOnDemand:
+    """Implements ConsoleSource by what `make` returns, from the first call on."""
+
+    def __init__(self, make: Callable[[], ConsoleSource]) -> None:
+        self._make = make
+        self._made: ConsoleSource | None = None
+
+    @property
+    def _source(self) -> ConsoleSource:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def watch(self) -> AsyncIterator[Mapping[str, object]]:
+        """Watch the state, as ConsoleSource does."""
+        return self._source.watch()
+
+    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
+        """Act as ConsoleSource does. Raises MeshdError."""
+        return await self._source.act(name, fields)
+
+
+def console_of(
+    control: "DaemonControl",
+    member: "MemberNode",
+    config: "Config",
+    *,
+    built: "Callable[[], BuiltRole]",
+    gateway: "Callable[[], Gateway | None]",
+) -> ConsoleOnDemand:
+    """Return the source of the page of one daemon; it runs in the role that `built` returns."""
+
+    def make() -> ConsoleSource:
+        from meshd.daemon.console import ConsoleAnswers
+        from meshd.daemon.console_actions import Abilities, ConsoleActions
+
+        def abilities() -> Abilities:
+            role = built()
+            return Abilities(
+                invites=bool(member.authority.gives),
+                is_founder=member.membership.is_founder,
+                lends=role.pause is not None,
+                serves=role.explain is not None,
+            )
+
+        actions = ConsoleActions(control, abilities, log=config.paths.logs / "meshd.log")
+
+        def work() -> "GatewayWork | None":
+            return now.work if (now := gateway()) is not None else None
+
+        return ConsoleAnswers(control, actions, work=work)
+
+    return ConsoleOnDemand(make)

@@ -1,0 +1,222 @@
+"""What the page of the mesh may do: by role, by the codec of the requests, and within limits."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.admin import api
+from meshd.admin.request import Json, Request, requests
+from meshd.admin.server import decoded
+from meshd.base.errors import MeshdError, Refused, RemoteProtocolError, UserError
+from meshd.base.tasks import Owner
+from meshd.daemon.console_actions import (
+    FOUNDING,
+    INVITING,
+    LENDING,
+    MOST_AT_ONCE,
+    MOST_DEPTH,
+    MOST_ITEMS,
+    MOST_LETTERS,
+    MOST_LINES,
+    MOST_NUMBER,
+    REQUESTS,
+    SERVING,
+    Abilities,
+    ConsoleActions,
+    check_size,
+)
+
+from tests.conformance.run import run
+from tests.unit.admin.fake import FakeControl
+
+R = TypeVar("R")
+ALL = Abilities(invites=True, is_founder=True, lends=True, serves=True)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+class Noting(FakeControl):
+    """Keeps the requests themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(pulls=[api.PullReply(id=1, step="asking")])
+        self.came: list[Request[object]] = []
+
+    async def answer(self, request: Request[R]) -> R:
+        self.came.append(request)
+        return await super().answer(request)
+
+
+def actions(
+    control: FakeControl | None = None, can: Abilities = ALL, log: Path = Path("none")
+) -> ConsoleActions:
+    return ConsoleActions(control or FakeControl(), lambda: can, log=log)
+
+
+def test_all_names_are_requests() -> None:
+    with pytest.raises(RemoteProtocolError):
+        decoded(b'{"request": "capacity", "again": 1}\n')  # defines all of them
+    names = REQUESTS | INVITING | FOUNDING | LENDING | SERVING
+    assert names <= requests().keys()
+    assert not names & {"stop", "leave", "metrics", "expose", "status", "files_in_use"}
+
+
+@pytest.mark.parametrize(
+    ("can", "more"),
+    [
+        (Abilities(), set()),
+        (Abilities(invites=True), {"invite", "invite_revoke"}),
+        (Abilities(is_founder=True), {"unban"}),
+        (Abilities(lends=True), {"pause", "resume", "drain"}),
+        (Abilities(serves=True), {"why"}),
+    ],
+)
+def test_a_node_can_do_what_its_role_allows(can: Abilities, more: set[str]) -> None:
+    assert set(actions(can=can).names) == {*REQUESTS, "logs", *more}
+
+
+async def test_what_a_node_cannot_do_is_refused() -> None:
+    for name in ("pause", "stop", "leave", "status", "no" * 100, ""):
+        with pytest.raises(UserError, match="this node cannot do"):
+            await actions(can=Abilities()).act(name, {})
+
+
+async def test_a_request_is_that_of_the_control_socket() -> None:
+    control = Noting()
+    found = await actions(control).act("invite", {"expires_s": 60, "uses": 2, "roles": ["use"]})
+    assert control.came == [api.InviteRequest(expires_s=60, uses=2, roles=("use",))]
+    assert found["uses"] == 2 and isinstance(found["token"], str)
+
+
+async def test_fields_cannot_name_another_request() -> None:
+    control = Noting()
+    await actions(control).act("resume", {"request": "stop"})
+    assert control.came == [api.ResumeRequest()] and not control.stopping
+
+
+async def test_drain_is_that_of_the_verb() -> None:
+    control = Noting()
+    assert await actions(control).act("drain", {"on": False}) == {}
+    assert control.came == [api.PauseRequest(drain=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("invite", {}),
+        ("invite", {"expires_s": "60", "uses": 1, "roles": []}),
+        ("invite", {"expires_s": True, "uses": 1, "roles": []}),
+        ("revoke", {"peer": 3}),
+        ("pull", {"name": ["a"]}),
+        ("ping", {"peer": "a", "timeout_s": MOST_NUMBER * 2}),
+        ("ping", {"peer": "a" * (MOST_LETTERS + 1)}),
+    ],
+)
+async def test_wrong_fields_are_refused(name: str, fields: Mapping[str, object]) -> None:
+    control = Noting()
+    with pytest.raises(RemoteProtocolError, match="field"):
+        await actions(control).act(name, fields)
+    assert control.came == []
+
+
+@given(st.sampled_from(sorted({*REQUESTS, "invite", "pause", "unban", "logs", "drain"})), JSON)
+def test_any_fields_are_taken_or_refused(name: str, fields: object) -> None:
+    """Never anything but an error of ours, nor a request of another name."""
+    control = Noting()
+    given_fields = fields if isinstance(fields, Mapping) else {"name": fields, "id": fields, "peer": fields}
+    try:
+        run(actions(control).act(name, given_fields))
+    except MeshdError:
+        return
+    kinds = {request.request_name for request in control.came}
+    assert kinds <= {"pause" if name == "drain" else name}
+
+
+NESTED: object = "x"
+for _ in range(MOST_DEPTH + 1):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * (MOST_LETTERS + 1),
+        {"a" * (MOST_LETTERS + 1): 1},
+        {"a": -MOST_NUMBER - 1},
+        {"a": float("inf")},
+        {"a": float("nan")},
+        {"a": [0] * (MOST_ITEMS + 1)},
+        {str(number): 0 for number in range(MOST_ITEMS + 1)},
+        NESTED,
+        object(),
+    ],
+)
+def test_what_is_too_large(value: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="too large"):
+        check_size(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["a" * MOST_LETTERS, {"a": [None, True, MOST_NUMBER, 1.5]}, [0] * MOST_ITEMS, {}, [[[["x"]]]]]
+)
+def test_what_is_not(value: object) -> None:
+    check_size(value)
+
+
+class Slow(FakeControl):
+    """Answers a netcheck when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.cancelled = 0
+
+    async def answer(self, request: Request[R]) -> R:
+        if isinstance(request, api.NetcheckRequest):
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        return await super().answer(request)
+
+
+async def test_long_actions_hold_up_no_other_and_are_few() -> None:
+    control = Slow()
+    acts = actions(control)
+    async with Owner() as owner:
+        running = [owner.start(acts.act("netcheck", {}), name="netcheck") for _ in range(MOST_AT_ONCE - 1)]
+        await asyncio.sleep(0)
+        assert await acts.act("invite_list", {})
+        running.append(owner.start(acts.act("netcheck", {}), name="netcheck"))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="8 actions") as refused:
+            await acts.act("invite_list", {})
+        assert refused.value.code == "busy"
+        running[0].cancel()
+        await asyncio.wait([running[0]])
+        assert await acts.act("invite_list", {}), "one that was given up makes room"
+        control.go.set()
+    assert control.cancelled == 1
+
+
+async def test_the_last_lines_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "meshd.log"
+    acts = actions(log=log)
+    assert await acts.act("logs", {}) == {"lines": []}
+    log.write_text("".join(f"line {number}\n" for number in range(300)))
+    last: Mapping[str, Json] = await acts.act("logs", {"lines": 2})
+    assert last == {"lines": ["line 298", "line 299"]}
+    log.rename(f"{log}.1")
+    log.write_bytes(b"new \xff\n")
+    assert await acts.act("logs", {"lines": 2}) == {"lines": ["line 299", "new \N{REPLACEMENT CHARACTER}"]}
+    for lines in (0, -1, MOST_LINES + 1):
+        with pytest.raises(UserError, match="`lines`"):
+            await acts.act("logs", {"lines": lines})
