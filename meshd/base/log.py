@@ -312,9 +312,9 @@ def _share(_logger: object, method: str, event: MutableMapping[str, object]) -> 
 
 
 class RememberedLine(NamedTuple):
-    """A line that was logged. `at`: Unix seconds; `fields` are texts, as they were written."""
+    """A line that was logged. `at`: ISO 8601, UTC; `fields` are texts, as they were written."""
 
-    at: float
+    at: str
     level: str
     event: str
     fields: Mapping[str, str]
@@ -337,12 +337,13 @@ def remembered() -> Sequence[RememberedLine]:
 
 
 def _keep(_logger: object, method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
+    """Keep the line in memory, if it is of an event to remember."""
     name = event.get("event")
     if name in _remembered:
         fields = {
             field: str(value)[:_MOST_KEPT_LETTERS] for field, value in event.items() if field != "event"
         }
-        _lines.append(RememberedLine(time.time(), method, str(name), fields))
+        _lines.append(RememberedLine(str(event.get("timestamp", "")), method, str(name), fields))
     return event
 
 
@@ -527,9 +528,9 @@ def set_up(
             _share,
             structlog.processors.add_log_level,
             _redact,
-            _keep,
             _to_journal,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _keep,
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),

@@ -52,7 +52,7 @@ class ShownWork(Protocol):
 
 
 class Actions(Protocol):
-    """What the page may do (console_actions.py)."""
+    """The actions of the page (console_actions.py)."""
 
     @property
     def names(self) -> Sequence[str]: ...

@@ -1,4 +1,4 @@
-"""What the page of the mesh may do: requests of the control socket by their names, and a few of its own.
+"""The actions of the page of the mesh: requests of the control socket by their names, and a few of its own.
 
 Whatever the page sends is checked as a stranger's: names by a list, fields by the codec of the requests, and
 the size of each value before. So a browser that has been led astray can do no more than the page can.
@@ -60,7 +60,7 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What this node can do now."""
+    """The abilities of this node now."""
 
     invites: bool = False
     is_founder: bool = False

@@ -1,4 +1,4 @@
-"""What has happened on this node and in its mesh, in words, for the page of the mesh.
+"""Say in words what has happened on this node and in its mesh, for the page of the mesh.
 
 Two sources, which do not overlap. The log has most of it, with its reasons, also while nobody watches: the
 last lines of the events in console_words.py stay in memory (base/log.py), and until one is logged that costs
@@ -8,6 +8,7 @@ and warnings that came and went. A daemon that logs warnings alone has no more t
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from meshd.admin.status import LinkView, Status
@@ -43,7 +44,7 @@ def event_of(line: RememberedLine, names: Mapping[str, str]) -> Event:
     level = _LEVELS.get(line.level, "info")
     if fields.get("state") in _BAD_STATES and level == "info":
         level = "warning"
-    return Event(line.at, level, text.removesuffix(": "))
+    return Event(datetime.fromisoformat(line.at).timestamp(), level, text.removesuffix(": "))
 
 
 class _Fields(dict[str, str]):

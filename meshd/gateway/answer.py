@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
@@ -260,8 +259,7 @@ class Answer:
         context, reply, self._turn = self._context, self._reply, turn
         try:
             async with context.until_stopped(), AsyncExitStack() as held:
-                held.callback(self._note_end)
-                held.enter_context(self._shown())
+                held.enter_context(self._observed())
                 # 1. Refuse a caller whose requests end llama-server. A request without a body computes
                 #    nothing, so it ends none.
                 if self._body is not None and self.served is not None:
@@ -314,13 +312,15 @@ class Answer:
             self._hung_up()
             return reply.response
 
-    def _shown(self) -> AbstractContextManager[None]:
-        """Return a context in which the answer is shown as under way, if a model computes it."""
-        if not self._route.computes:
-            return nullcontext()
-        return self._context.work.held(
-            AnswerUnderWay(self.meter, self.upstream, self._caller, self._streams, self._notice)
-        )
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Show the answer as under way until the block is left, if a model computes it; then note its end."""
+        answer = AnswerUnderWay(self.meter, self.upstream, self._caller, self._streams, self._notice)
+        with self._context.work.held(answer) if self._route.computes else nullcontext():
+            try:
+                yield
+            finally:
+                self._note_end()
 
     def _note_end(self) -> None:
         """Tell the request's trace of the answer, if there is one."""

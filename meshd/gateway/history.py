@@ -14,7 +14,7 @@ _COUNT = "Q"  # of 8 bytes: 1440 for all buckets
 
 @dataclass(frozen=True, slots=True)
 class WorkHistory:
-    """What was done in each bucket of BUCKET_SECONDS, the oldest first.
+    """The work done in each bucket of BUCKET_SECONDS, the oldest first.
 
     `seconds`: how much of the newest bucket has passed.
     """

@@ -330,7 +330,7 @@ class GatewayStatus:
 
 
 class RequestPhase(StrEnum):
-    """What a request under way is at: it waits for its turn or its model, or is computed."""
+    """The step of a request under way: it waits for its turn or its model, or is computed."""
 
     WAITING = "waiting"
     PROMPT = "prompt"

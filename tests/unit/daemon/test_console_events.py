@@ -14,11 +14,12 @@ from tests.reference.log_events import EVENTS, FIELDS
 from tests.unit.admin.fake import LINK, PEER, full_status
 
 NAMES = {PEER.id: "garage", "r" * 52: "attic"}
+AT = "1970-01-01T00:00:12.500000Z"
 RELAYED = replace(LINK, path="relayed")
 
 
 def said(event: str, level: str = "info", **fields: str) -> Event:
-    return event_of(RememberedLine(12.0, level, event, fields), NAMES)
+    return event_of(RememberedLine(AT, level, event, fields), NAMES)
 
 
 def with_link(link: LinkView | None, **changes: object) -> Status:
@@ -39,7 +40,7 @@ def with_link(link: LinkView | None, **changes: object) -> Status:
     ],
 )
 def test_lines_of_the_log(event: Event, text: str) -> None:
-    assert (event.text, event.at) == (text, 12.0)
+    assert (event.text, event.at) == (text, 12.5)
 
 
 @pytest.mark.parametrize(
