@@ -14,6 +14,8 @@ def _rounded(digits: int) -> As:
     return As(float, lambda value: round(value, digits), float)
 
 
+LARGEST_CONTEXT = 1 << 24  # of a plan, in tokens
+MOST_STREAMS = 64  # of a plan
 Rate = Annotated[float, _rounded(2)]  # tokens a second
 Seconds = Annotated[float, _rounded(4)]
 Share = Annotated[float, _rounded(4)]

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.base.errors import MeshdError, UserError
+from meshd.admin.planned_file import check_no_file
+from meshd.base.errors import UserError
 from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config
 from meshd.identity.folder import MEMBERSHIP
-from meshd.model.gguf_names import GGUF_SUFFIX
-from meshd.model.model_name import MESH, BareName, parse_model_name
+from meshd.model.model_name import MESH
 
 if TYPE_CHECKING:
     from meshd.library.interface import TransferProgress
@@ -74,13 +74,6 @@ def find_model(text: str, config: Config, out: Output) -> Path:
         return _resolver(config, out).get(as_given(text)).paths[0]
 
 
-def local_model(text: str, config: Config, out: Output) -> Path:
-    """Return the file like `find_model`, without a download: an error says how to start it. Raises
-    UserError.
-    """
-    return _resolver(config, out).local(as_given(text)).paths[0]
-
-
 def _resolver(config: Config, out: Output) -> "Resolver":
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
@@ -93,18 +86,6 @@ def as_given(text: str) -> Path | str:
     from meshd.library.disk import is_file
 
     return Path(text).absolute() if is_file(Path(text)) else text
-
-
-def check_no_file(given: Path | str, error: MeshdError) -> None:
-    """Raise UserError for a name that ends in `.gguf`: it means a file here, most likely mistyped.
-
-    So nobody else is asked, and an invite keeps its place.
-    """
-    if not isinstance(given, str) or not given.lower().endswith(GGUF_SUFFIX):
-        return
-    if isinstance(parse_model_name(given), BareName):
-        mesh_name = f"{MESH}{given[: -len(GGUF_SUFFIX)]}"
-        raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")
 
 
 def _here(given: Path | str, config: Config, out: Output, *, head: bool) -> Path | str:

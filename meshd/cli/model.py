@@ -18,7 +18,6 @@ examples:
 import argparse
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,23 +29,24 @@ from meshd.admin.api import (
     PullReply,
 )
 from meshd.admin.client import Client, NotRunning
+from meshd.admin.listed_models import ListedModel, add_members, bytes_of, listed_json, models_here, name_of
 from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit
+from meshd.admin.planned_file import check_no_file
 from meshd.admin.request import to_json
 from meshd.admin.status import StoredFile
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.units import in_bytes
-from meshd.cli.find_models import as_given, check_no_file, reporter
+from meshd.cli.find_models import as_given, reporter
 from meshd.cli.options import Arguments, Parser, add_config_file, load_role, rate
 from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, pull_from_members
 from meshd.config.tree import Config
-from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
-from meshd.model.model_name import LEAST_FINGERPRINT_DIGITS, MESH, is_digits
+from meshd.model.gguf_names import GGUF_SUFFIX
+from meshd.model.model_name import MESH, is_digits
 
 if TYPE_CHECKING:
     from meshd.library.facts import ModelFacts
     from meshd.library.interface import StoredModel
-    from meshd.library.remove import Removal
     from meshd.library.resolve import Resolver
     from meshd.library.stores import Stores
     from meshd.model.short_names import ShortModel
@@ -61,63 +61,6 @@ _ACTIONS = {
 }
 _GET_AGAIN = "the download or copy is not complete: download the file again"
 _NO_HASH = "there is no hash to compare it with: only Hugging Face and Ollama publish them"
-
-
-@dataclass(slots=True)
-class ListedModel:
-    """One line: a model of this machine (`stored`, `facts`), of members (`views`), or of both."""
-
-    stored: "StoredModel | None" = None
-    facts: "ModelFacts | None" = None
-    views: list[MemberModelView] = field(default_factory=list)
-    pull: PullReply | None = None
-
-    @property
-    def names(self) -> dict[str, list[str]]:
-        """The names of a member's files of this model, by member."""
-        found: dict[str, list[str]] = {}
-        for view in self.views:
-            names = found.setdefault(view.node, [])
-            if view.name not in names:
-                names.append(view.name)
-        return found
-
-    @property
-    def nodes_as_text(self) -> list[str]:
-        """The members, with those names that differ from the listed one."""
-        own = self.stored.stem if self.stored is not None else self.views[0].name if self.views else ""
-        return [_as_text(node, names, own.lower()) for node, names in self.names.items()]
-
-    def is_here(self, name: str) -> bool:
-        """Return True if all of it is on this machine, as a file of that name."""
-        return self.stored is not None and self.stored.complete and self.stored.stem == name
-
-    def is_pulled_by(self, pull: PullReply) -> bool:
-        return self.stored is None and any(
-            view.name == pull.name and view.bytes == pull.total_bytes for view in self.views
-        )
-
-    def is_also(self, view: MemberModelView) -> bool:
-        """Return True if it is the member's model: same fingerprint if both are known, else same name and
-        size.
-        """
-        fingerprint, stem, size = self._identity()
-        if fingerprint and view.fingerprint:
-            return fingerprint == view.fingerprint
-        return size == view.bytes and stem.lower() == view.name.lower()
-
-    def _identity(self) -> tuple[str | None, str, int]:
-        if self.stored is not None and self.facts is not None:
-            complete = self.stored.complete and not self.facts.problem
-            return self.facts.fingerprint, self.stored.stem, self.stored.size if complete else -1
-        known = next((view for view in self.views if view.fingerprint), self.views[0])
-        return known.fingerprint, known.name, known.bytes
-
-
-def _as_text(node: str, names: Sequence[str], own: str) -> str:
-    others = [name for name in names if name.lower() != own]
-    also = "also " if len(others) < len(names) else ""
-    return f"{node} ({also}{', '.join(others)})" if others else node
 
 
 def meant_views(text: str, views: Sequence[MemberModelView]) -> list[MemberModelView]:
@@ -148,19 +91,12 @@ def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool)
     """List all of them, on the terminal or as JSON."""
     listed = _local(config, stores, out)
     reply = members_models(config.paths.home, out)
-    for view in reply.models if reply is not None else ():
-        same = next((model for model in listed if model.is_also(view)), None)
-        if same is None:
-            listed.append(ListedModel(views=[view]))
-        else:
-            same.views.append(view)
-    for pull in reply.pulls if reply is not None else ():
-        if pull.name and not (pull.step == "failed" and any(model.is_here(pull.name) for model in listed)):
-            _add_pull(listed, pull)
-    for left in reply.left_out if reply is not None else ():
-        out.note(f"{left.node} did not say which models it has: {left.why}")
+    if reply is not None:
+        add_members(listed, reply)
+        for left in reply.left_out:
+            out.note(f"{left.node} did not say which models it has: {left.why}")
     if as_json:
-        out.json_list([_to_json(model, config, listed) for model in listed])
+        out.json_list([listed_json(model, config.node.name, listed) for model in listed])
     elif listed:
         _show_list(listed, config, out, members=reply is not None)
     else:
@@ -168,44 +104,27 @@ def list_models(config: Config, stores: "Stores", out: Output, *, as_json: bool)
     return 0
 
 
-def _add_pull(listed: list[ListedModel], pull: PullReply) -> None:
-    """Add a pull to its model; members that have it may be gone by now."""
-    same = next((model for model in listed if model.is_pulled_by(pull)), None)
-    if same is not None:
-        same.pull = pull
-    else:
-        listed.append(ListedModel(pull=pull))
-
-
 def _local(config: Config, stores: "Stores", out: Output) -> list[ListedModel]:
-    from meshd.library.facts import facts_of
-
     unreadable: list[Path] = []
-    models = stores.listed(unreadable.append)
-    models += _in_use(config.paths.home, models)
-    hashes = config.paths.cache / "weights"
-    rows = []
-    for number, model in enumerate(models):
+
+    def progress(read: int, of: int) -> None:
         if out.draws_progress:
-            out.progress(f"reading {number + 1} of {len(models)} models", number / len(models))
-        rows.append(ListedModel(model, facts_of(model, hashes)))
+            out.progress(f"reading {read + 1} of {of} models", read / of)
+
+    used, hashes = _in_use(config.paths.home), config.paths.cache / "weights"
+    rows = models_here(stores, hashes, used, unreadable=unreadable.append, progress=progress)
     for place in unreadable:
         out.note(f"not allowed to read `{place}`")
     return rows
 
 
-def _in_use(home: Path, listed: Sequence["StoredModel"]) -> list["StoredModel"]:
-    """Return the models that the daemon of `home` uses by a path which no store knows."""
-    from meshd.library.stores import of_path
-
+def _in_use(home: Path) -> Sequence[str]:
+    """Return the files that the daemon of `home` uses."""
     try:
         with Client(home) as client:
-            paths = [Path(path) for path in client.ask(FilesInUseRequest()).paths]
+            return client.ask(FilesInUseRequest()).paths
     except MeshdError:  # why it does not answer is told where members are asked
-        return []
-    known = {path.resolve() for model in listed for path in model.paths}
-    others = [path for path in paths if path.resolve() not in known and not path.name.endswith(HEADER_SUFFIX)]
-    return [of_path(path) for path in others]
+        return ()
 
 
 def _show_list(listed: Sequence[ListedModel], config: Config, out: Output, *, members: bool) -> None:
@@ -219,26 +138,11 @@ def _show_list(listed: Sequence[ListedModel], config: Config, out: Output, *, me
         else:
             quant, architecture = next(((v.quant or "", v.architecture or "") for v in model.views), ("", ""))
             state = _NOWHERE if model.pull is None else _pull_state(model.pull)
-            row = [_name_of(model, listed), in_bytes(_bytes_of(model)), quant, architecture, "mesh", state]
+            row = [name_of(model, listed), in_bytes(bytes_of(model)), quant, architecture, "mesh", state]
         nodes = [config.node.name] if model.stored is not None else []
         rows.append([*row, ", ".join([*nodes, *model.nodes_as_text])] if members else row)
     below = "NODES" if members else ""
     out.table([*headers, below] if members else headers, rows, drop=("ARCHITECTURE", "QUANT"), below=below)
-
-
-def _name_of(model: ListedModel, listed: Sequence[ListedModel]) -> str:
-    """Return the name to pull it by: its file's name, unless members have different models of that name."""
-    if not model.views:
-        return f"{MESH}{model.pull.name}" if model.pull is not None else ""
-    view = model.views[0]
-    same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
-    digits = next((known for v in model.views if (known := v.fingerprint or v.content)), None)
-    return MESH + (view.name if len(same) == 1 or digits is None else digits[:LEAST_FINGERPRINT_DIGITS])
-
-
-def _bytes_of(model: ListedModel) -> int:
-    """Return the bytes of a model that is not on this machine."""
-    return model.views[0].bytes if model.views else model.pull.total_bytes if model.pull is not None else 0
 
 
 def _pull_state(pull: PullReply) -> str:
@@ -247,61 +151,10 @@ def _pull_state(pull: PullReply) -> str:
     return f"pull: {pull.step}{share}{rate}" + (f": {pull.error}" if pull.error else "")
 
 
-def _pull_json(pull: PullReply | None) -> Json:
-    if pull is None:
-        return None
-    return {
-        "step": pull.step,
-        "done_bytes": pull.done_bytes,
-        "bytes": pull.total_bytes,
-        "bytes_s": pull.rate or None,
-        "error": pull.error or None,
-    }
-
-
 def _state(model: "StoredModel", facts: "ModelFacts") -> str:
     if problem := facts.problem or model.problem:
         return problem
     return "ok" if facts.supported else "unknown architecture"
-
-
-def _to_json(listed_model: ListedModel, config: Config, listed: Sequence[ListedModel]) -> Json:
-    """Return the fields of docs/json.md: `nodes` are those that have the model, this one first."""
-    others: list[Mapping[str, Json]] = [  # they tell no path
-        {"node": node, "names": list(names), "path": None, "complete": True}
-        for node, names in listed_model.names.items()
-    ]
-    # A model of members only.
-    if listed_model.stored is None or listed_model.facts is None:
-        return {
-            "name": _name_of(listed_model, listed),
-            "bytes": _bytes_of(listed_model),
-            "fingerprint": next((v.fingerprint for v in listed_model.views if v.fingerprint), None),
-            "source": "mesh",
-            "quant": next((v.quant for v in listed_model.views), None),
-            "architecture": next((v.architecture for v in listed_model.views), None),
-            "problem": None,
-            "pull": _pull_json(listed_model.pull),
-            "nodes": others,
-        }
-    # A model of this machine.
-    model, facts = listed_model.stored, listed_model.facts
-    complete = model.complete and not facts.problem
-    path = str(model.paths[0]) if model.paths else None
-    return {
-        "name": model.name,
-        "bytes": model.size,
-        "fingerprint": facts.fingerprint,
-        "source": str(model.source),
-        "quant": facts.quant or model.quant or None,
-        "architecture": facts.architecture or None,
-        "problem": facts.problem or model.problem or None,
-        "pull": None,
-        "nodes": [
-            {"node": config.node.name, "names": [model.stem], "path": path, "complete": complete},
-            *others,
-        ],
-    }
 
 
 _FITS = {"gpu": "yes", "partly_cpu": "slow: partly on a CPU", "cpu": "slow: on a CPU", "no": "no"}
@@ -657,10 +510,10 @@ def _verify(model: "StoredModel", config: Config, args: Arguments, out: Output) 
 def _remove(
     given: Path | str, resolver: "Resolver", stores: "Stores", config: Config, args: Arguments, out: Output
 ) -> int:
-    from meshd.library.remove import plan_removal, remove
+    from meshd.library.remove import check_unused, plan_removal, remove
 
     removal = plan_removal(given, resolver, stores)
-    check_unused(removal, config.paths.home)
+    check_unused(removal, _files_in_use(config.paths.home))
     named = ", ".join(f"`{name}`" for name in removal.names)
     if not args.yes:
         if not out.asks:
@@ -679,17 +532,10 @@ def _remove(
     return 0
 
 
-def check_unused(removal: "Removal", home: Path) -> None:
-    """Raise UserError where the daemon of `home` uses one of the files, or does not answer."""
+def _files_in_use(home: Path) -> Sequence[str]:
+    """Return the files that the daemon of `home` uses; none without one. Raises UserError if it is silent."""
     try:
         with Client(home) as client:
-            reply = client.ask(FilesInUseRequest())
+            return client.ask(FilesInUseRequest()).paths
     except NotRunning:
-        return
-    used = {Path(path).resolve() for path in reply.paths}
-    if any(path.resolve() in used for path in removal.files):
-        names = ", ".join(f"`{name}`" for name in removal.names)
-        raise UserError(
-            f"{names} was not removed: the node that runs here uses it",
-            hint="stop the node (`meshd stop`), or restart it with another model, and try again",
-        )
+        return ()

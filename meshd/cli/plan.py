@@ -1,16 +1,16 @@
 """The verbs about speed: plan predicts it, why explains it, capacity measures what all nodes have."""
 
 import argparse
-import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from meshd.admin.api import NO_MEMBER_HAS_IT, PullRequest
+from meshd.admin.api import PullRequest
 from meshd.admin.client import Client, NotRunning
 from meshd.admin.plan_api import (
+    LARGEST_CONTEXT,
+    MOST_STREAMS,
     AnswerTime,
     CapacityReply,
     CapacityRequest,
@@ -24,11 +24,12 @@ from meshd.admin.plan_api import (
     WhyReply,
     WhyRequest,
 )
+from meshd.admin.planned_file import NotHereYet, header_from_members, local_or_header
 from meshd.admin.request import to_fields
 from meshd.admin.status import StorageCapacity
 from meshd.base.errors import UsageError, UserError
 from meshd.base.units import in_bytes, in_memory, in_number
-from meshd.cli.find_models import check_no_file, local_model, reporter
+from meshd.cli.find_models import as_given, reporter
 from meshd.cli.model import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
@@ -36,12 +37,9 @@ from meshd.cli.pull_model import watched
 from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
 from meshd.config.tree import Config, home_here
 from meshd.model.layer_range import parse_layer_range
-from meshd.model.model_name import MESH, OLLAMA
 from meshd.model.time_account import TimeAccount
 
-_LARGEST_CONTEXT = 1 << 24
 _LONGEST = "max"
-_MOST_STREAMS = 64
 _SHOWN = 5
 _COLUMNS = ("SPLIT", "REQUEST", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
 _SHOWN_ANSWERS = 4
@@ -93,8 +91,8 @@ class Plan:
     def run(self, args: Arguments, out: Output) -> int:
         """Ask the daemon and print. Returns 1 when nothing fits."""
         ctx_size = _context(args.ctx_size)
-        if not 0 <= args.streams <= _MOST_STREAMS:
-            raise UsageError(f"--streams takes a number from 1 to {_MOST_STREAMS}")
+        if not 0 <= args.streams <= MOST_STREAMS:
+            raise UsageError(f"--streams takes a number from 1 to {MOST_STREAMS}")
         request = PlanRequest(
             model="",
             ctx_size=ctx_size,
@@ -129,9 +127,9 @@ def _context(given: str) -> int:
     """Return the context in tokens, 0 for the usual and for the longest one. Raises UsageError."""
     if given in ("", _LONGEST):
         return 0
-    if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= _LARGEST_CONTEXT:
+    if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= LARGEST_CONTEXT:
         return int(given)
-    raise UsageError(f"--ctx-size takes a number from 1 to {_LARGEST_CONTEXT}, or `{_LONGEST}`")
+    raise UsageError(f"--ctx-size takes a number from 1 to {LARGEST_CONTEXT}, or `{_LONGEST}`")
 
 
 def _show(reply: PlanReply, out: Output) -> None:
@@ -211,51 +209,12 @@ def _row(plan: PlanView) -> tuple[str, ...]:
 
 def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:
     """Return the first file. What was taken for this plan alone is removed with `held`. Raises UserError."""
-    from meshd.library.interface import NotHere
-    from meshd.model.short_names import hub_name_of
-
-    try:
-        return local_model(text, config, out)
-    except NotHere as not_here:
-        check_no_file(text, not_here)
-        missing = not_here
-    if text.startswith(OLLAMA):
-        raise missing  # its registry is Ollama's to ask
-    from meshd.library.members.part_files import remove_old_plans
-
-    remove_old_plans(config.paths.cache, config.paths.cache / "models")
-    # Its header from Hugging Face.
-    if (name := hub_name_of(text)) is not None:
-        from meshd.library.download import fetch_headers  # huggingface_hub: half a second to import
-
-        path = fetch_headers(name, _folder(config.paths.cache, held), reporter(out))[0]
-        out.note(f"`{text}` is not on this machine: planned from its header, which Hugging Face has")
-        return path
-    # Its header from members.
+    cache = config.paths.cache
+    found = local_or_header(as_given(text), cache, held, report=reporter(out), note=out.note)
+    if not isinstance(found, NotHereYet):
+        return found
     reply = watched(client, client.ask(PullRequest(name=text, for_plan=True)), out)
-    if reply.code == NO_MEMBER_HAS_IT and not text.startswith(MESH):
-        raise UserError(f"{missing.what}; {reply.error}", hint=missing.hint)
-    if reply.error:
-        raise UserError(reply.error, hint=reply.hint)
-    path = Path(reply.paths[0])
-    if not reply.was_here:
-        held.callback(shutil.rmtree, path.parent, ignore_errors=True)
-        out.note(f"`{text}` is not on this machine: planned from its header, which members have")
-    return path
-
-
-def _folder(cache: Path, held: ExitStack) -> Path:
-    """Create a folder for headers. Raises UserError."""
-    from meshd.library.members.part_files import hub_plans
-
-    try:
-        hub_plans(cache).mkdir(parents=True, exist_ok=True)
-        return Path(held.enter_context(tempfile.TemporaryDirectory(dir=hub_plans(cache))))
-    except OSError as error:
-        raise UserError(
-            f"cannot write below `{cache}`: {(error.strerror or str(error)).lower()}",
-            hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
-        ) from None
+    return header_from_members(text, found, reply, held, note=out.note)
 
 
 def add_split_options(parser: argparse.ArgumentParser) -> None:

@@ -92,15 +92,16 @@ class ConsoleActions:
         control: Control,
         abilities: Callable[[], Abilities],
         log: Path,
-        more: Mapping[str, Act] = MappingProxyType({}),
+        more: Callable[[], Mapping[str, Act]] = lambda: MappingProxyType({}),
     ) -> None:
         """Have `control` answer requests. `log`: the daemon's log file.
 
-        `more`: further actions by name, which take the page's fields.
+        `more`: returns further actions by name, which take the page's fields.
         """
         self._control = control
         self._abilities = abilities
-        self._more: Mapping[str, Act] = {"logs": partial(last_lines, log), **more}
+        self._log = log
+        self._more = more
         self._running = 0
 
     @property
@@ -108,7 +109,10 @@ class ConsoleActions:
         """Return the names of what this node can do now."""
         found = self._abilities()
         drain = {"drain"} if found.lends else set()
-        return sorted(found.requests | drain | self._more.keys())
+        return sorted(found.requests | drain | self._own().keys())
+
+    def _own(self) -> Mapping[str, Act]:
+        return {"logs": partial(last_lines, self._log), **self._more()}
 
     async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, Json]:
         """Do what `name` says. Raises MeshdError: Refused (code `busy`) while too much is under way."""
@@ -128,7 +132,7 @@ class ConsoleActions:
             self._running -= 1
 
     async def _act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, Json]:
-        if (own := self._more.get(name)) is not None:
+        if (own := self._own().get(name)) is not None:
             return await own(fields)
         if name == "drain":  # as the verb: the control socket's own request of that name is for restarts
             return to_fields(await self._control.answer(PauseRequest(drain=True)))

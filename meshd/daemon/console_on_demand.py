@@ -49,6 +49,7 @@ def console_of(
     def make() -> ConsoleSource:
         from meshd.daemon.console import ConsoleAnswers
         from meshd.daemon.console_actions import Abilities, ConsoleActions
+        from meshd.daemon.console_models import ModelActions
 
         def abilities() -> Abilities:
             role = built()
@@ -59,7 +60,9 @@ def console_of(
                 serves=role.explain is not None,
             )
 
-        actions = ConsoleActions(control, abilities, log=config.paths.logs / "meshd.log")
+        models = ModelActions(control, config, lambda: built().pool)
+        log = config.paths.logs / "meshd.log"
+        actions = ConsoleActions(control, abilities, log=log, more=models.acts)
 
         def work() -> "GatewayWork | None":
             return now.work if (now := gateway()) is not None else None

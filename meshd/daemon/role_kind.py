@@ -23,6 +23,7 @@ from meshd.worker.worker_options import Pause
 if TYPE_CHECKING:
     from meshd.gateway.server import Gateway
     from meshd.head.explain import Explained
+    from meshd.head.model_pool import ModelPool
     from meshd.head.speculation import Drafting
     from meshd.head.worker_choice import ServedAs
 
@@ -58,6 +59,8 @@ class BuiltRole:
     """Account for the time of the served model's tokens; None while it is not loaded."""
     speeds: DeviceSpeeds | None = None
     """The speeds of the devices that the role's status lists."""
+    pool: "ModelPool | None" = None
+    """The models of a role with several."""
     serving: "Callable[[Path], ServedAs | None]" = lambda _file: None
     """Return how a model with this file is, or would be, served; None: by the settings."""
     drafting: "Callable[[Path], Drafting | None]" = lambda _file: None

@@ -238,6 +238,7 @@ class ClaimedServe(ClaimedRole):
                 held=lambda: pool.held,
                 explain=pool.explain,
                 speeds=speeds,
+                pool=pool,
                 serving=pool.serving,
                 drafting=pool.drafting,
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshd.base.errors import MeshdError
+from meshd.base.errors import MeshdError, UserError
 from meshd.base.tasks import Owner
 from meshd.base.units import in_number
 from meshd.devices.interface import RoleStatus
@@ -223,6 +223,35 @@ class ModelPool:
         if self._policy.have_a_group(model.name, other):
             return f"{model.name} waits for the memory of {other}{answers}"
         return f"{model.name} waits for {other}{answers}: {_ALONE}"
+
+    # The user.
+
+    def load(self, name: str) -> None:
+        """Load a model without a request, in place of idle ones. Raises UserError."""
+        model = self._known(name)
+        others = self._policy.in_the_way(model.name)
+        for other in others:
+            if count := sum(self._policy.counts(other)):
+                raise UserError(
+                    f"{model.name} needs the room of {other}, which has {in_number(count, 'request')}",
+                    hint="try again when these have ended",
+                )
+        for other in others:
+            self.unload_unused(self._names[other])
+        self._policy.want(model.name)
+        self._woken.set()
+
+    def unload(self, name: str) -> None:
+        """Unload a model that has no requests. Raises UserError."""
+        model = self._known(name)
+        if why := self.unload_unused(model):
+            raise UserError(f"{model.name} stays: {why}", hint="try again when these have ended")
+
+    def _known(self, name: str) -> ModelOnDemand:
+        if (model := self._names.get(name)) is None:
+            names = ", ".join(f"`{model.name}`" for model in self._models)
+            raise UserError(f"this node has no model `{name[:80]}`", hint=f"choose one of {names}")
+        return model
 
     # RunningRole.
 

@@ -61,7 +61,7 @@ class LoadDecision:
 @dataclass(slots=True)
 class _Model:
     rule: ModelRule
-    wanted: bool = False  # by no request: at the start
+    wanted: bool = False  # by no request: at the start, or by the user
     stage: ModelStage = ModelStage.UNLOADED
     since: float = 0.0  # of the stage
     tried_since: float = 0.0  # to be ready
@@ -112,6 +112,16 @@ class LoadPolicy:
     def not_wanted(self, name: str) -> None:
         """Note that it need not be loaded at the start any more."""
         self._models[name].wanted = False
+
+    def want(self, name: str) -> None:
+        """Load a model without a request, as at the start."""
+        model = self._models[name]
+        model.wanted = model.stage is not ModelStage.READY
+
+    def in_the_way(self, name: str) -> Sequence[str]:
+        """Return the models that must be unloaded before this one is loaded; none if it is there."""
+        model = self._models[name]
+        return [] if model.is_there else [other.rule.name for other in self._in_the_way(model)]
 
     def is_at(self, name: str, stage: ModelStage, now: float) -> None:
         """Note what has become of a model."""

@@ -2,7 +2,7 @@
 
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,17 @@ def plan_removal(given: Path | str, resolver: Resolver, stores: Stores) -> Remov
     if path.is_relative_to(stores.meshd):
         return Removal((model.name,), (*model.paths, *notes_of(model.paths)), model.size)
     raise _not_ours(model)
+
+
+def check_unused(removal: Removal, in_use: Iterable[str]) -> None:
+    """Check that the daemon here uses none of the files. Raises UserError. `in_use`: paths that it uses."""
+    used = {Path(path).resolve() for path in in_use}
+    if any(path.resolve() in used for path in removal.files):
+        names = ", ".join(f"`{name}`" for name in removal.names)
+        raise UserError(
+            f"{names} was not removed: the node that runs here uses it",
+            hint="stop the node (`meshd stop`), or restart it with another model, and try again",
+        )
 
 
 def _not_ours(model: StoredModel) -> UserError:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.api import NO_MEMBER_HAS_IT, HolderView, PullReply
+from meshd.config.tree import Config
+from meshd.daemon.console_models import ModelActions
 
+from tests.conformance.run import run
 from tests.unit.admin.fake import FakeControl, member_model
 from tests.unit.library.models import put, tiny
 
@@ -46,6 +49,12 @@ def test_ls_as_json() -> None:
     assert own["nodes"][0]["path"] and own["nodes"][1]["path"] is None
     assert (far["name"], far["source"], far["bytes"]) == ("mesh:far-Q8_0", "mesh", 5_000_000)
     assert far["fingerprint"] == DIGITS and [node["node"] for node in far["nodes"]] == ["garage", "desk"]
+
+
+def test_the_page_of_the_mesh_lists_the_same(daemon: FakeControl) -> None:
+    found = run(ModelActions(daemon, Config(), lambda: None).models({}))
+    assert found["models"] == json.loads(meshd("model", "ls", "--json").out)
+    assert found["left_out"] == [{"node": "attic", "why": "it does not answer"}]
 
 
 def test_ls_says_what_members_call_it(daemon: FakeControl) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meshd.base.errors import UserError
 from meshd.gateway.interface import ModelWish, Readiness
 from meshd.head.model import TRY_AGAIN_SECONDS, Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PooledModel, PoolTurn
@@ -290,3 +291,23 @@ async def test_a_preloaded_model_that_a_user_unloads_while_it_loads_stays_away(t
         assert here.model("a").unload_unused() == ""
         await asyncio.sleep(120)
         assert (here.running(), here.states()["a"]) == ([], "unloaded")
+
+
+async def test_a_user_loads_a_model_in_place_of_an_idle_one(tmp_path: Path) -> None:
+    async with rig(tmp_path, ALONE) as here:
+        first = await here.begun("a")
+        with pytest.raises(UserError, match="b needs the room of a, which has 1 request"):
+            here.pool.load("b-alias")
+        with pytest.raises(UserError, match="a stays: 1 request under way"):
+            here.pool.unload("a")
+        first.end()
+        here.pool.load("b-alias")
+        await asyncio.sleep(10)
+        assert here.states() == {"a": "unloaded", "b": "ready"}
+        here.pool.load("b")
+        here.pool.unload("b")
+        await asyncio.sleep(10)
+        assert (here.running(), here.states()) == ([], {"a": "unloaded", "b": "unloaded"})
+        with pytest.raises(UserError, match="no model `c`") as unknown:
+            here.pool.load("c")
+        assert unknown.value.hint == "choose one of `a`, `b`"

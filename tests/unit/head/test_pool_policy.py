@@ -300,6 +300,24 @@ def test_the_last_used_model_is_told() -> None:
     assert LoadPolicy(ALONE).last_used is None
 
 
+def test_a_model_that_the_user_wants_is_loaded_once_nothing_is_in_its_way() -> None:
+    policy, _ = ready(*ALONE)
+    assert policy.in_the_way("b") == ["a"] and policy.in_the_way("a") == []
+    policy.want("b")
+    assert policy.decide(100.0) == NOTHING, "a request goes before"
+    policy.is_at("a", ModelStage.UNLOADED, 101.0)
+    loaded(policy, "b", 101.0)
+    policy.want("b")
+    assert policy.decide(10_000.0) == NOTHING, "it stays without a request"
+
+
+def test_nothing_of_its_group_is_in_the_way() -> None:
+    policy, _ = ready(*GROUP)
+    assert policy.in_the_way("b") == []
+    policy.want("b")
+    loaded(policy, "b", 1.0)
+
+
 # Any course of events.
 
 
@@ -382,16 +400,27 @@ def machines(draw: st.DrawFn) -> Machine:
 @settings(deadline=None, max_examples=200)
 @given(
     machines(),
-    st.lists(st.tuples(st.sampled_from(range(len(NAMES))), st.floats(0, 6), st.booleans()), max_size=60),
+    st.lists(
+        st.tuples(
+            *(st.sampled_from(range(len(NAMES))), st.floats(0, 6), st.booleans()),
+            st.booleans(),
+        ),
+        max_size=60,
+    ),
 )
 def test_every_request_goes_ahead_and_no_model_is_lost_under_one(
-    machine: Machine, asked: list[tuple[int, float, bool]]
+    machine: Machine, asked: list[tuple[int, float, bool, bool]]
 ) -> None:
-    """`step` checks that no group has more than its models, and that no answer loses its model."""
+    """`step` checks that no group has more than its models, and that no answer loses its model.
+
+    The user wants others meanwhile.
+    """
     now = 0.0
-    for which, pause, gives_up in asked:
+    for which, pause, gives_up, by_user in asked:
         machine.ask(machine.rules[which % len(machine.rules)].name, now)
         machine.step(now)
+        if by_user:
+            machine.policy.want(machine.rules[(which + 1) % len(machine.rules)].name)
         if gives_up and machine.waiting:
             number = next(iter(machine.waiting))
             del machine.waiting[number]

@@ -1,0 +1,182 @@
+"""The actions of the page on models: as the command line does them, from fields of a stranger."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meshd.admin import api
+from meshd.admin.plan_api import MemoryLimit, PlanRequest
+from meshd.base.errors import MeshdError, RemoteProtocolError, UserError
+from meshd.config.tree import Config
+from meshd.daemon.console_actions import Abilities, ConsoleActions
+from meshd.daemon.console_models import ModelActions, check_plan
+from meshd.gateway.console import FRESH_ACTIONS
+
+from tests.unit.admin.fake import FakeControl, member_model
+from tests.unit.library.models import put, tiny
+
+DIGITS = "0123456789abcdef" * 4
+HEADER = "1" * 64
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One model here, in a home of its own."""
+    folder = tmp_path / "user"
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("HF_HUB_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.setenv(name, str(folder / name))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    put(folder / ".models/own-Q8_0.gguf", tiny())
+    return folder
+
+
+class FakePool:
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def load(self, name: str) -> None:
+        self.done.append(f"load {name}")
+
+    def unload(self, name: str) -> None:
+        raise UserError(f"{name} has 1 request", hint="wait")
+
+
+def actions(control: FakeControl, pool: FakePool | None = None) -> ModelActions:
+    return ModelActions(control, Config(), lambda: pool)
+
+
+def control() -> FakeControl:
+    far = member_model("garage", "far-Q8_0", 5_000_000, DIGITS)
+    return FakeControl(models=(member_model("garage", "own-Q8_0", len(tiny())), far))
+
+
+async def test_a_plan_is_for_a_file_of_that_name(models: Path) -> None:
+    asked = control()
+    reply = await actions(asked).plan({"model": "own-Q8_0", "ctx_size": 4096, "streams": 2})
+    path = str(models / ".models/own-Q8_0.gguf")
+    assert asked.asked == [("plan", path, 4096, 2)]
+    assert reply["model"] == "SmolLM2.gguf"
+    await actions(asked).plan({"model": path})
+    assert asked.asked[1] == ("plan", path, 0, 0)
+
+
+async def test_a_plan_for_a_model_of_members_takes_its_headers(tmp_path: Path) -> None:
+    folder = tmp_path / "plans"
+    header = folder / "far.gguf"
+    put(header, tiny())
+    done = api.PullReply(id=1, step="done", paths=(str(header),))
+    asked = control()
+    asked.pulls = [api.PullReply(id=1, step="fetching"), done]
+    await actions(asked).plan({"model": "mesh:far-Q8_0"})
+    assert asked.asked[-1] == ("plan", str(header), 0, 0)
+    assert not folder.exists(), "it was taken for the plan alone"
+    asked.pulls = [api.PullReply(id=1, step="failed", error="nobody has it", code=api.NO_MEMBER_HAS_IT)]
+    with pytest.raises(UserError, match=r"on this machine.*; nobody has it"):
+        await actions(asked).plan({"model": "far-Q8_0"})
+
+
+@pytest.mark.virtual
+async def test_a_plan_that_is_given_up_ends_its_pull() -> None:
+    asked = control()
+    asked.pulls = [api.PullReply(id=7, step="fetching")] * 10
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.2):
+            await actions(asked).plan({"model": "mesh:far-Q8_0"})
+    assert asked.asked[-1] == ("pull_stop", 7)
+
+
+@pytest.mark.parametrize("name", ["relative.gguf", "../own-Q8_0.gguf", "/no/such/file.gguf", "\0", "", "a b"])
+async def test_names_that_mean_nothing(name: str, monkeypatch: pytest.MonkeyPatch, models: Path) -> None:
+    """Also those of files beside this process: a page knows nothing of them."""
+    put(models / "relative.gguf", tiny())
+    monkeypatch.chdir(models)
+    asked = control()
+    asked.pulls = [api.PullReply(id=1, step="failed", error="nobody has it")]
+    for act in (actions(asked).plan, actions(asked).remove):
+        with pytest.raises(MeshdError):
+            await act({"model": name})
+    assert not [request for request in asked.asked if request[0] == "plan"]
+
+
+GOOD = PlanRequest(model="m")
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        (replace(GOOD, ctx_size=-1), "ctx_size"),
+        (replace(GOOD, ctx_size=1 << 25), "ctx_size"),
+        (replace(GOOD, streams=65), "streams"),
+        (replace(GOOD, tensor_split=(0.0, 0.0)), "tensor_split"),
+        (replace(GOOD, tensor_split=(1.0, -1.0)), "tensor_split"),
+        (replace(GOOD, tensor_split=(1.0,), layers=("a=0-3",)), "layers"),
+        (replace(GOOD, layers=("a=3-0",)), "a=3-0"),
+        (replace(GOOD, memory=(MemoryLimit(node="", bytes=-1),)), "memory"),
+    ],
+)
+def test_a_plan_with_wrong_figures(request_: PlanRequest, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        check_plan(request_)
+
+
+@given(
+    st.builds(PlanRequest, model=st.just("m"), ctx_size=st.integers(), layers=st.lists(st.text()).map(tuple))
+)
+def test_any_figures_are_taken_or_refused(asked: PlanRequest) -> None:
+    try:
+        check_plan(asked)
+    except UserError:
+        return
+    assert asked.ctx_size >= 0
+
+
+async def test_a_model_of_the_user_is_not_removed(models: Path) -> None:
+    with pytest.raises(UserError, match="not downloaded by meshd"):
+        await actions(control()).remove({"model": "own-Q8_0"})
+    assert (models / ".models/own-Q8_0.gguf").exists()
+
+
+async def test_a_model_of_meshd_is_removed_unless_it_is_used() -> None:
+    path = Config().paths.cache / "models/mine-Q8_0.gguf"
+    put(path, tiny())
+    asked = control()
+    asked.in_use = (str(path),)
+    with pytest.raises(UserError, match="the node that runs here uses it"):
+        await actions(asked).remove({"model": "mine-Q8_0"})
+    asked.in_use = ()
+    assert await actions(asked).remove({"model": "mine-Q8_0"}) == {
+        "removed": ["mine-Q8_0"],
+        "bytes": len(tiny()),
+    }
+    assert not path.exists()
+
+
+async def test_models_on_demand_are_loaded_by_name() -> None:
+    pool = FakePool()
+    acts = ConsoleActions(
+        control(), lambda: Abilities(serves=True), log=Path("none"), more=actions(control(), pool).acts
+    )
+    assert {"load", "unload", "models", "plan", "model_remove"} <= set(acts.names)
+    assert await acts.act("load", {"model": "a"}) == {}
+    assert pool.done == ["load a"]
+    with pytest.raises(UserError, match="has 1 request"):
+        await acts.act("unload", {"model": "a"})
+    for fields in ({}, {"model": 3}, {"model": "a" * 5000}):
+        with pytest.raises(RemoteProtocolError):
+            await acts.act("load", fields)
+
+
+async def test_a_node_with_one_model_loads_none_by_name() -> None:
+    only = actions(control())
+    assert not {"load", "unload"} & only.acts().keys()
+    with pytest.raises(UserError, match="on demand"):
+        await only.load({"model": "a"})
+
+
+def test_what_wants_a_fresh_session_is_what_can_be_done() -> None:
+    names = ConsoleActions(control(), Abilities, log=Path("none"), more=actions(control()).acts).names
+    assert set(names) >= FRESH_ACTIONS
