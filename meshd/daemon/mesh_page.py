@@ -4,12 +4,11 @@ A node without an API avoids aiohttp (11 MB) until somebody asks for the page.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshd.admin.api import UiLinkReply, UiLinkRequest, UiReply, UiRequest
-from meshd.admin.request import Answers, to_fields
-from meshd.admin.status import Status
+from meshd.admin.request import Answers
 from meshd.base.errors import UserError
 from meshd.base.fault_boundary import ended
 from meshd.gateway.interface import ConsoleSource
@@ -18,30 +17,6 @@ if TYPE_CHECKING:
     from meshd.gateway.console import Console
     from meshd.gateway.console_server import ConsoleServer
     from meshd.gateway.server import Gateway
-
-_LOOK_SECONDS = 0.5  # between two checks of the status
-
-
-class StatusSource:
-    """Shows the status, and does nothing (implements ConsoleSource)."""
-
-    def __init__(self, status: Callable[[], Status]) -> None:
-        self._status = status
-
-    async def watch(self) -> AsyncGenerator[Mapping[str, object], None]:
-        """Yield the status, and again when it has changed."""
-        shown: object = None
-        while True:
-            status = to_fields(self._status())
-            if status != shown:
-                shown = status
-                history = {"step_s": 10, "until": 0, "tok_s": [], "requests": []}
-                yield {"status": status, "requests": [], "history": history, "events": [], "can": []}
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
-        """Refuse. Raises UserError."""
-        raise UserError(f"this page cannot do `{name[:40]}`", hint="use the command line")
 
 
 class MeshPage(Answers):

@@ -33,10 +33,11 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import METRICS_EXAMPLE, Config
+from meshd.daemon.console_on_demand import console_of
 from meshd.daemon.console_words import WORDS
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
 from meshd.daemon.member_node import MemberNode
-from meshd.daemon.mesh_page import MeshPage, StatusSource
+from meshd.daemon.mesh_page import MeshPage
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.models import ModelExchange, Storage, gives_unbounded
 from meshd.daemon.native import (
@@ -459,7 +460,13 @@ class Daemon:
             lan_url=lambda url: url_in_the_lan(url, host, local_addresses.hosts()),
             has_api=lambda: self._built.gateway is not None,
             gateway=lambda: self._gateway,
-            make_source=lambda: StatusSource(control.status_now),
+            make_source=lambda: console_of(
+                control,
+                self._member,
+                self._config,
+                built=lambda: self._built,
+                gateway=lambda: self._gateway,
+            ),
         )
         control = DaemonControl(
             self._member,

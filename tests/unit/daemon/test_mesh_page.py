@@ -12,14 +12,12 @@ import pytest
 from meshd.admin.api import UiLinkRequest, UiRequest
 from meshd.base.errors import UserError
 from meshd.base.tasks import Owner
-from meshd.daemon import mesh_page
-from meshd.daemon.mesh_page import MeshPage, StatusSource
+from meshd.daemon.mesh_page import MeshPage
 from meshd.gateway import console_server
 from meshd.gateway.console_server import UNUSED_SECONDS
 
 from tests.conformance.run import until
 from tests.process.console_fake import FakeSource, next_event
-from tests.unit.admin.fake import full_status
 
 
 @contextlib.asynccontextmanager
@@ -126,14 +124,3 @@ async def test_the_port_is_closed_with_the_daemon() -> None:
     assert server is not None
     assert all(each.fileno() < 0 for each in server._api.sockets)
     assert isinstance(server._api.sockets[0], socket.socket)
-
-
-async def test_the_status_is_shown_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_page, "_LOOK_SECONDS", 0.001)
-    statuses = [full_status(1), full_status(1), full_status(2)]
-    source = StatusSource(lambda: statuses.pop(0))
-    async with contextlib.aclosing(source.watch()) as states:
-        pids = [(await anext(states))["status"]["node"]["pid"] for _ in range(2)]  # type: ignore[index]  # JSON
-    assert pids == [1, 2]
-    with pytest.raises(UserError, match="cannot do `x`"):
-        await source.act("x", {})

@@ -1,0 +1,105 @@
+"""The page of the mesh at real nodes: what it shows of a request, and each action once, with its effect."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.mesh_page import MeshPage, mesh_page
+from tests.e2e.models import smollm2
+from tests.e2e.nodes import PROMPT, Fleet, api_of, play
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
+TOKENS = 200
+# It asks no server of others what network it is in.
+ALONE = ("--stun", "none", "--no-portmap", "--no-mdns")
+
+
+def words(state: dict[str, Any]) -> str:
+    return "\n".join(event["text"] for event in state["events"])
+
+
+async def invites(page: MeshPage) -> None:
+    """An invite is made, listed and banned."""
+    made = await page.act("invite", expires_s=600, uses=1, roles=["use"])
+    assert made["token"].startswith("meshd1")
+    listed = (await page.act("invite_list"))["invites"]
+    assert made["id"] in [invite["id"] for invite in listed if invite["state"] == "valid"]
+    assert made["token"] not in str(listed)
+    await page.act("invite_revoke", id=made["id"])
+    bans = (await page.act("ban_list"))["bans"]
+    assert [ban["kind"] for ban in bans] == ["invite"]
+    await page.act("unban", id=bans[0]["id"])
+    assert (await page.act("ban_list"))["bans"] == []
+
+
+async def models(page: MeshPage) -> None:
+    """The model is planned for and listed, and is not removed while it is used."""
+    plan = await page.act("plan", model=str(smollm2()), streams=1)
+    assert plan["head"] == "head" and plan["plans"][plan["choice"]]["generate_tok_s"] > 0
+    listed = (await page.act("models"))["models"]
+    used = [model for model in listed if any(node["path"] == str(smollm2()) for node in model["nodes"])]
+    assert len(used) == 1
+    status, answer = await page.post("model_remove", model=str(smollm2()))
+    assert status == 400 and "not removed" in answer["error"]["message"] + answer["error"]["hint"], answer
+    assert smollm2().exists()
+
+
+def test_a_head_shows_its_requests_and_does_what_the_page_asks(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            head = await fleet.head(smollm2(), "--min-workers", "0")
+            api = api_of(await fleet.ready(head))
+            async with mesh_page(head) as page:
+                # What is shown while a request runs.
+                answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS))
+                state = await page.until(lambda state: any(r["tokens"] > 20 for r in state["requests"]))
+                [request] = state["requests"]
+                assert (request["phase"], request["key"]) == ("answering", "")
+                assert request["tok_s"] > 0 and PROMPT not in str(state)
+                await answer
+                after = await page.until(lambda state: not state["requests"])
+                assert after["status"]["node"]["name"] == "head" and after["status"]["storage"]
+                assert sum(after["history"]["requests"]) >= 1
+                assert sum(after["history"]["tok_s"]) * after["history"]["step_s"] >= TOKENS / 2
+                assert ": ready" in words(after) and "founded a mesh" in words(after), words(after)
+                assert {"invite", "why", "plan", "unban"} <= set(after["can"])
+                assert not {"pause", "load", "stop"} & set(after["can"])
+                # What it does.
+                await invites(page)
+                await models(page)
+                assert (await page.act("why"))["answers"]
+                lines = (await page.act("logs", lines=500))["lines"]
+                assert any("api_listening" in line for line in lines)
+                assert (await page.act("fits"))["models"]
+                status, answered = await page.post("pause")
+                assert (status, answered["error"]["code"]) == (400, "user")
+
+    play(check())
+
+
+def test_a_worker_without_an_api_is_paused_by_its_page(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.start(fleet.spec("worker", "worker", *ALONE, listen="0.0.0.0:0"))
+            await worker.token()
+            async with mesh_page(worker) as page:
+                state = await page.until(lambda state: True)
+                assert state["requests"] == [] and {"pause", "resume", "drain"} <= set(state["can"])
+                await page.act("pause")
+                await page.until(lambda state: state["status"]["node"]["paused"])
+                assert (await worker.status()).node.paused
+                await page.act("resume")
+                await page.until(lambda state: not state["status"]["node"]["paused"])
+                await page.act("drain")
+                await page.until(lambda state: state["status"]["node"]["paused"])
+                await page.act("resume")
+                found = await page.act("netcheck")
+                assert found["daemon"] and found["servers"] == [] and found["direct"]
+                assert await page.act("capacity") and await page.act("member_models")
+                assert await page.act("expose_list") == {"exposed": []}
+                status, answered = await page.post("ping", peer="nobody")
+                assert status == 400 and "nobody" in answered["error"]["message"]
+
+    play(check())
