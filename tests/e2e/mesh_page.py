@@ -12,6 +12,8 @@ from meshd.admin.api import UiRequest
 from meshd.admin.client import ask
 from meshd.fleet.fleet import LocalNode
 
+LONG = 300  # seconds of an action: a plan times devices
+
 
 @dataclass
 class MeshPage:
@@ -54,7 +56,7 @@ class MeshPage:
 async def mesh_page(node: LocalNode) -> AsyncIterator[MeshPage]:
     """Open the page of a node by a link, as `meshd ui` does."""
     link = (await asyncio.to_thread(ask, node.spec.home, UiRequest())).url
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=LONG)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         async with http.get(link, allow_redirects=False) as opened:
             assert opened.headers["Location"] == "/mesh", opened.headers

@@ -99,7 +99,7 @@ async def test_names_that_mean_nothing(name: str, monkeypatch: pytest.MonkeyPatc
     for act in (actions(asked).plan, actions(asked).remove):
         with pytest.raises(MeshdError):
             await act({"model": name})
-    assert not [request for request in asked.asked if request[0] == "plan"]
+    assert "('plan'" not in str(asked.asked)
 
 
 GOOD = PlanRequest(model="m")
@@ -148,10 +148,8 @@ async def test_a_model_of_meshd_is_removed_unless_it_is_used() -> None:
     with pytest.raises(UserError, match="the node that runs here uses it"):
         await actions(asked).remove({"model": "mine-Q8_0"})
     asked.in_use = ()
-    assert await actions(asked).remove({"model": "mine-Q8_0"}) == {
-        "removed": ["mine-Q8_0"],
-        "bytes": len(tiny()),
-    }
+    removed = await actions(asked).remove({"model": "mine-Q8_0"})
+    assert removed == {"removed": [str(path)], "bytes": len(tiny())}
     assert not path.exists()
 
 
