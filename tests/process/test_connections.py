@@ -14,7 +14,13 @@ from typing import NoReturn
 
 import pytest
 from meshd.base import socket_owners
-from meshd.base.socket_owners import Address, ConnectionOwners, find_user, user_has_connection
+from meshd.base.socket_owners import (
+    Address,
+    ConnectionOwners,
+    connection_user,
+    find_user,
+    user_has_connection,
+)
 from meshd.daemon import control
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
@@ -43,8 +49,10 @@ def test_the_user_of_a_connection_is_told(host: str) -> None:
     ):
         here, there = client.getsockname()[:2], server.getsockname()[:2]
         assert user_has_connection(os.getuid(), here, there) is True
+        assert connection_user(here, there) == os.getuid()
         assert user_has_connection(os.getuid() + 1, here, there) is (os.getuid() == 0)  # root may anything
         assert user_has_connection(os.getuid(), (host, 1), there) is False
+        assert connection_user((host, 1), there) is None
 
 
 def test_a_connection_that_nobody_holds_any_more_is_nobodys() -> None:
