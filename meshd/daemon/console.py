@@ -7,7 +7,7 @@ looks, and the others wait for the same one. So there is no task and no timer to
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -97,7 +97,7 @@ class ConsoleAnswers:
         # what the log does not tell, of this watch and earlier ones
         self._noticed: deque[Event] = deque(maxlen=MOST_EVENTS)
 
-    async def watch(self) -> AsyncIterator[Mapping[str, Json]]:
+    async def watch(self) -> AsyncGenerator[Mapping[str, Json], None]:
         """Yield the whole state at once, and again when it has changed, at most twice a second.
 
         Without a change it comes every AGAIN_SECONDS, as rates have.

@@ -1,12 +1,14 @@
 """The page of the mesh before anybody has opened it: its modules are imported when somebody does."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from meshd.gateway.interface import ConsoleSource
+from meshd.base.tasks import in_thread
 
 if TYPE_CHECKING:
     from meshd.config.tree import Config
+    from meshd.daemon.console import ConsoleAnswers
     from meshd.daemon.control import DaemonControl
     from meshd.daemon.member_node import MemberNode
     from meshd.daemon.role_kind import BuiltRole
@@ -15,25 +17,34 @@ if TYPE_CHECKING:
 
 
 class ConsoleOnDemand:
-    """Implements ConsoleSource by what `make` returns, from the first call on."""
+    """Implements ConsoleSource of gateway/interface.py by what `make` returns, from the first call on."""
 
-    def __init__(self, make: Callable[[], ConsoleSource]) -> None:
+    def __init__(self, make: "Callable[[], ConsoleAnswers]") -> None:
         self._make = make
-        self._made: ConsoleSource | None = None
+        self._made: ConsoleAnswers | None = None
 
-    @property
-    def _source(self) -> ConsoleSource:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    def watch(self) -> AsyncIterator[Mapping[str, object]]:
+    async def watch(self) -> AsyncGenerator[Mapping[str, object], None]:
         """Watch the state, as ConsoleSource does."""
-        return self._source.watch()
+        async with aclosing((await self._source()).watch()) as states:
+            async for state in states:
+                yield state
 
     async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
         """Act as ConsoleSource does. Raises MeshdError."""
-        return await self._source.act(name, fields)
+        return await (await self._source()).act(name, fields)
+
+    async def _source(self) -> "ConsoleAnswers":
+        if self._made is None:
+            await in_thread(_import_console)
+        if self._made is None:  # another one waited for the same
+            self._made = self._make()
+        return self._made
+
+
+def _import_console() -> None:
+    """Import what the page needs, which may take long, so call this in a thread."""
+    import meshd.daemon.console
+    import meshd.daemon.console_models  # noqa: F401 - imported for the code that makes a source
 
 
 def console_of(
@@ -46,7 +57,7 @@ def console_of(
 ) -> ConsoleOnDemand:
     """Return the source of the page of one daemon; it runs in the role that `built` returns."""
 
-    def make() -> ConsoleSource:
+    def make() -> "ConsoleAnswers":
         from meshd.daemon.console import ConsoleAnswers
         from meshd.daemon.console_actions import Abilities, ConsoleActions
         from meshd.daemon.console_models import ModelActions

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from meshd.admin.status_json import for_scripts
 from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.daemon.console import AGAIN_SECONDS, LOOK_SECONDS, STORAGE_SECONDS, ConsoleAnswers
+from meshd.daemon.console_on_demand import ConsoleOnDemand
 from meshd.gateway.history import BUCKETS, WorkHistory
 from meshd.gateway.interface import RequestPhase, RequestStatus
 
@@ -80,7 +83,7 @@ class Scene:
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[AsyncIterator[State]]:
-        async with aclosing(self.console.watch()) as states:  # type: ignore[type-var]
+        async with aclosing(self.console.watch()) as states:
             yield states
 
 
@@ -278,3 +281,28 @@ async def test_warnings_come_and_go_while_somebody_watches() -> None:
 
 async def test_actions_are_those_of_the_node() -> None:
     assert await Scene().console.act("logs", {"lines": 1}) == {"logs": ["lines"]}
+
+
+async def test_nothing_is_made_before_somebody_watches_or_acts() -> None:
+    scene, made = Scene(), list[int]()
+
+    def make() -> ConsoleAnswers:
+        made.append(1)
+        return scene.console
+
+    source = ConsoleOnDemand(make)
+    watched = source.watch()
+    assert made == []
+    states = [source.watch() for _ in range(3)]
+    first = await asyncio.gather(*(anext(state) for state in (watched, *states)), source.act("logs", {}))
+    assert made == [1] and first[-1] == {"logs": []}
+    for state in (watched, *states):
+        await state.aclose()
+    assert scene.console._look is None, "the end of a watch is that of the node's"
+
+
+def test_a_daemon_imports_no_page() -> None:
+    """Nor does it need to know the modules of the page for its words."""
+    code = "import sys, meshd.daemon.run; print([name for name in sys.modules if 'console' in name])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "['meshd.daemon.console_on_demand', 'meshd.daemon.console_words']"
