@@ -255,6 +255,7 @@ _SMALL: Mapping[Endpoint, dict[str, object]] = {
     Endpoint.RERANK: {"query": "a", "documents": ["a", "b"]},
     Endpoint.TOKENIZE: {"content": "a"},
     Endpoint.DETOKENIZE: {"tokens": [1]},
+    Endpoint.CONTROL: {"id": "chatcmpl-1", "action": "reasoning_end"},
 }
 
 

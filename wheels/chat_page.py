@@ -2,8 +2,9 @@
 
 The source is in the archive of the pinned llama.cpp, and so are the versions and hashes of all packages of
 npm (`package-lock.json`): what is fetched is pinned by the archive's hash. No package may run a script of its
-own when it is installed. The files in `wheels/chat` take the place of upstream's configuration. What the page
-is made of stays in build/chat-page. docs/decisions/0090 has the reasons.
+own when it is installed. The files in `wheels/chat` take the place of upstream's configuration, and
+`changes.toml` there changes its code. What the page is made of stays in build/chat-page.
+docs/decisions/0090 has the reasons.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -51,6 +53,7 @@ _TYPES = {
     ".woff2": "font/woff2",
 }
 _COMPRESSED = frozenset({".png", ".woff2"})
+CHANGES = "changes.toml"
 BILL_NAME, LICENCES_NAME = "meshd.cdx.json", "LICENSES.txt"
 _NOTICE = re.compile(r"(?:\A|\n-{80}\n\n)(\S+)(?: (\S+))?: ([^\n]+)\n\n")  # as notices.ts writes them
 _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
@@ -78,6 +81,7 @@ async def make(build: Path, out: Path) -> int:
     archive = await fetch(pin.sdist, find_cache(os.environ) / "downloads", _told)
     source = build / "source"
     unpack(archive, pin, source)
+    change(source, (OURS / CHANGES).read_text(encoding="utf-8"))
     run_in(source, INSTALL)
     run_in(source, _BUILD, {"MESHD_CHAT_VERSION": pin.commit[:9], "NODE_ENV": "production"})
     (source / "dist/build.json").write_text(json.dumps({"version": pin.release}), encoding="utf-8")
@@ -117,11 +121,25 @@ def unpack(archive: Path, pin: Pin, source: Path) -> None:
             else:
                 continue
             tar.extract(member, source, filter="data")
-    for file in OURS.iterdir():
+    shutil.copytree(OURS / "lazy", source / "lazy")
+    for file in OURS.glob("*.*"):
         shutil.copyfile(file, source / _PLACES.get(file.name, file.name))
     logo = (source / _LOGO).read_text(encoding="utf-8")
     for name, colour in _COLOURS.items():
         (source / "static" / name).write_text(logo.replace("currentColor", colour), encoding="utf-8")
+
+
+def change(source: Path, changes: str) -> None:
+    """Make these changes (TOML) in upstream's files. Raises UserError if one does not fit."""
+    for wanted in tomllib.loads(changes)["change"]:
+        file, times = source / wanted["file"], wanted.get("times", 1)
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if (found := text.count(wanted["old"])) != times:
+            raise UserError(
+                f"`{wanted['file']}` has the text of a change {found} times, not {times}: {wanted['why']}",
+                hint=f"llama.cpp has changed it: mend or drop the change in wheels/chat/{CHANGES}",
+            )
+        file.write_text(text.replace(wanted["old"], wanted["new"]), encoding="utf-8")
 
 
 def run_in(

@@ -184,7 +184,8 @@ def _run(argv: list[str], out: Output) -> int:
 
 
 def _print_version(out: Output) -> None:
-    """Print three lines; nothing has to be built for them."""
+    """Print four lines; nothing has to be built for them."""
+    from meshd.build.page import page_release, page_words
     from meshd.build.pin import read_pin
     from meshd.wire.versions import WIRE_VERSION
 
@@ -192,6 +193,7 @@ def _print_version(out: Output) -> None:
     out.line(f"meshd {__version__}")
     out.line(f"wire protocol {WIRE_VERSION}")
     out.line(f"native {pin.name} {pin.commit} sources {pin.sources_sha256[:12]}")
+    out.line(f"chat page {page_words(page_release(), pin.release)}")
 
 
 def _help() -> str:

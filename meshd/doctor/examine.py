@@ -123,6 +123,7 @@ def _slow_checks(settings: ReadSettings) -> list[Check]:
         Check("the network", lambda: network.check_outside(config), NETWORK_SECONDS),
         Check("model files", lambda: folders.check_models(config)),
         Check("meshd-native", programs.check_wheel),
+        Check("the chat page", programs.check_page),
         Check("the sandbox", lambda: machine.check_sandbox(config)),
         Check("the processor", machine.check_processor),
         Check("llama.cpp", lambda: asyncio.run(programs.check_programs(config)), PROGRAMS_SECONDS),

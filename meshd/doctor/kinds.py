@@ -298,6 +298,24 @@ class Kind(Kinds):
         "run `meshd doctor --fix`",
     )
 
+    # -- the API
+
+    CHAT_PAGE = Wording("ok", "chat page", "llama.cpp's web UI, release {release}")
+    CHAT_PAGE_SMALL = Wording(
+        "info",
+        "chat page",
+        "a small one: this build of meshd does not have llama.cpp's web UI",
+        "a browser shows text alone, and keeps no chats",
+        "install a wheel of meshd, or run `make chat` in a checkout",
+    )
+    CHAT_PAGE_OTHER = Wording(
+        "warning",
+        "chat page",
+        "llama.cpp's web UI of release {release}; this meshd uses {pinned}",
+        "parts of the page may not work",
+        "run `make chat` in the checkout, or install meshd again",
+    )
+
     # -- llama.cpp
 
     NATIVE = Wording("ok", "llama.cpp", "{build}, with meshd's backend ({protocol}), in {folder}")

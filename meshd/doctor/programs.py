@@ -7,6 +7,7 @@ from pathlib import Path
 from meshd.base.errors import MeshdError, UserError
 from meshd.base.units import in_bytes, in_memory
 from meshd.build.machine import need_compiler, need_tools
+from meshd.build.page import page_release
 from meshd.build.pin import read_pin
 from meshd.build.wheel import has_wheels, installed_wheel
 from meshd.config.tree import Config
@@ -155,6 +156,17 @@ def check_wheel() -> Iterator[Finding]:
     wheel = installed_wheel()
     if wheel is not None and (fault := wheel.fault(read_pin())):
         yield Kind.WHEEL_UNUSED.found(why=fault)
+
+
+def check_page() -> Iterator[Finding]:
+    """Report which chat page the API serves."""
+    release, pinned = page_release(), read_pin().release
+    if release is None:
+        yield Kind.CHAT_PAGE_SMALL.found()
+    elif release != pinned:
+        yield Kind.CHAT_PAGE_OTHER.found(release=release, pinned=pinned)
+    else:
+        yield Kind.CHAT_PAGE.found(release=release)
 
 
 async def look_for_gpus() -> GpuFacts:

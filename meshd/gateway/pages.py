@@ -50,6 +50,9 @@ _REVALIDATED = "no-cache"  # the files of the version that runs
 _KEPT = "public, max-age=31536000, immutable"  # their names have a hash of their content
 _KEPT_BELOW = ("/_app/immutable/", "/mesh/assets/")
 
+QUIET_HEADER = "X-Meshd-Quiet"  # of a GET of the page, which waits for the model
+STATUS_HEADER = "X-Meshd-Status"
+
 _log = get("gateway")
 
 
@@ -140,6 +143,13 @@ def _built_page(folder: Path, policy: str) -> Page | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("page_unreadable", path=str(index), why=repr(error))
         return None
+
+
+def make_quiet(refusal: web.Response) -> None:
+    """Make a refusal an answer that a browser does not count as an error; its status becomes a header."""
+    refusal.headers[STATUS_HEADER] = str(refusal.status)
+    refusal.headers["Cache-Control"] = "no-store"
+    refusal.set_status(200)
 
 
 def _tag(digest: str) -> str:

@@ -81,7 +81,7 @@ ROUTES: Mapping[str, Route] = {
     **_generates(None, "/v1/audio/transcriptions", "/audio/transcriptions", is_form=True),
     **_computes(None, "/v1/embeddings", "/embedding", "/embeddings"),
     **_computes(None, "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
-    **_asks(None, "/tokenize", "/detokenize"),
+    **_asks(None, "/tokenize", "/detokenize", "/v1/chat/completions/control"),
     **_asks(ChatDialect("/apply-template"), "/apply-template"),
     **_asks(None, PROPS_PATH, METRICS_PATH, method="GET"),
 }

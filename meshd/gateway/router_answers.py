@@ -217,7 +217,7 @@ class RouterAnswers:
             now = self._states
             changed = [(name, state) for name, state in now.items() if known.get(name) != state]
             events = [_event(name, "status_change", state) for name, state in changed]
-            if known and known.keys() != now.keys():
+            if known.keys() != now.keys():  # also at first: the page may have asked while there was none
                 events.insert(0, _event("*", "models_reload", {}))
             quiet = 0.0 if events else quiet + _LOOK_SECONDS
             if events or quiet >= _QUIET_SECONDS:

@@ -63,7 +63,7 @@ from meshd.gateway.interface import (
 )
 from meshd.gateway.metrics import OTHER_PATH, PAGE_PATH
 from meshd.gateway.own_answers import HEALTH_PATHS, MODEL_PREFIX, OWN_PATHS, OwnAnswers
-from meshd.gateway.pages import Page, load_page
+from meshd.gateway.pages import QUIET_HEADER, Page, load_page, make_quiet
 from meshd.gateway.paths import (
     LACKING,
     METRICS_PATH,
@@ -325,7 +325,11 @@ class Gateway:
                 return _preflight(request, extra, allowed=foreign)
             return await self._answer(request, extra)
         except HttpRefusal as refusal:
-            return refused(request, refusal, extra)
+            response = refused(request, refusal, extra)
+            if QUIET_HEADER in request.headers and request.method == "GET":
+                request[RECORD].status = response.status
+                make_quiet(response)
+            return response
 
     async def _answer(self, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse:
         """Answer without llama-server if possible, else pass the request on. Raises HttpRefusal."""

@@ -107,6 +107,7 @@ _VALID: Mapping[Endpoint, list[dict[str, object]]] = {
     Endpoint.RERANK: [{"query": "a", "documents": ["a", "b"], "top_n": 1}],
     Endpoint.TOKENIZE: [{"content": ["a", 1], "with_pieces": True}],
     Endpoint.DETOKENIZE: [{"tokens": [1, 2]}],
+    Endpoint.CONTROL: [{"id": "chatcmpl-1", "action": "reasoning_end"}],
 }
 _RESPONSES: list[dict[str, object]] = [
     _RESPONSE,

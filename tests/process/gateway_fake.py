@@ -422,18 +422,22 @@ class ManyWorld:
 
 @contextlib.asynccontextmanager
 async def many_world(
-    answers: Mapping[str, Answer], *, config: GatewayConfig | None = None
+    answers: Mapping[str, Answer],
+    *,
+    config: GatewayConfig | None = None,
+    page: Page | None = None,
+    seconds: float = DEADLINE,
 ) -> AsyncIterator[ManyWorld]:
     """As `world`, with a model of each name, and an alias `NAME-alias`."""
     async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(asyncio.timeout(DEADLINE))
+        await held.enter_async_context(asyncio.timeout(seconds))
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="gw")))
         models = {}
-        for name, answer in answers.items():
-            path, server = folder / name, FakeServer(answer)
+        for number, (name, answer) in enumerate(answers.items()):
+            path, server = folder / f"{number}", FakeServer(answer)
             await held.enter_async_context(listening(server, path))
             models[name] = FakeModel(name, FakeUpstream(path, name), server, aliases=(f"{name}-alias",))
-        gateway = await gateway_of(config or GatewayConfig(port=0), FakeModels(list(models.values())))
+        gateway = await gateway_of(config or GatewayConfig(port=0), FakeModels(list(models.values())), page)
         await held.enter_async_context(serving(gateway))
         yield ManyWorld(gateway, models, await held.enter_async_context(aiohttp.ClientSession()))
 

@@ -450,3 +450,17 @@ def test_interim_answers_without_end_are_a_loss(status: bytes, at_once: int) -> 
 @pytest.mark.parametrize("count", [0, 1, INTERIM_ANSWERS.most])
 def test_a_few_are_read_over(count: int) -> None:
     assert asyncio.run(asked(b"HTTP/1.1 100 Continue\r\n\r\n", count, at_once=1)) == b"{}"
+
+
+async def test_the_reasoning_of_an_answer_is_ended_by_whoever_knows_its_id() -> None:
+    path = "/v1/chat/completions/control"
+    async with world(says(200, {"success": True})) as here:
+        asked = {"id": "chatcmpl-x", "action": "reasoning_end", "model": "tiny", "slot": 1}
+        async with here.http.post(here.url + path, json=asked) as answer:
+            assert (answer.status, await answer.json()) == (200, {"success": True})
+        [(_, seen, _, body)] = here.server.seen
+        assert seen == path
+        assert json.loads(body) == {"id": "chatcmpl-x", "action": "reasoning_end", "model": "tiny"}
+        for wrong in ({**asked, "action": "stop"}, {**asked, "id": 5}, {**asked, "id": "x" * 129}):
+            async with here.http.post(here.url + path, json=wrong) as answer:
+                assert answer.status == 400

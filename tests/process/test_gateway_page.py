@@ -193,3 +193,22 @@ def test_what_meshd_does_not_have_is_answered_with_nothing(method: str, path: st
     assert (status, json.loads(body) if body else None) == (204 if said is None else 200, said)
     assert ask(path, method=method, keys=(KEY,))[0] == 401
     assert ask(path, method="PUT")[0] == 405
+
+
+@pytest.mark.parametrize(("path", "status"), [("/props", 503), ("/v1/models", 503), ("/nowhere", 404)])
+def test_the_page_may_have_its_refusals_in_answers_that_are_fine(path: str, status: int) -> None:
+    """Else a browser counts each as an error."""
+
+    async def scenario() -> None:
+        async with world(says(200, {})) as here:
+            here.upstream.readiness = Readiness(ModelState.LOADING, "hashing")
+            async with here.http.get(here.url + path) as answer:
+                assert answer.status == status and "X-Meshd-Status" not in answer.headers
+                plain = await answer.json()
+            async with here.http.get(here.url + path, headers={"X-Meshd-Quiet": "1"}) as answer:
+                assert (answer.status, answer.headers["X-Meshd-Status"]) == (200, str(status))
+                assert answer.headers["Cache-Control"] == "no-store" and await answer.json() == plain
+            async with here.http.post(here.url + path, headers={"X-Meshd-Quiet": "1"}) as answer:
+                assert answer.status in (404, 405), "only what the page asks for again and again"
+
+    asyncio.run(scenario())

@@ -196,6 +196,7 @@ async def test_events_tell_all_states_and_then_each_change() -> None:
     async with many_world(ANSWERS) as here:
         here.models["b"].state = ModelState.UNLOADED
         async with watching(here) as stream:
+            assert await event(stream) == {"model": "*", "event": "models_reload", "data": {}}
             loaded, unloaded = {"status": "loaded"}, {"status": "unloaded"}
             first = [await event(stream), await event(stream)]
             assert first == [

@@ -1,5 +1,6 @@
 // In place of upstream's: no service worker, which would keep the page of an older meshd, and no manifest and
 // splash screens of an app. Files are not put into others as data, which the page's policy forbids for fonts.
+import { lazy } from './lazy';
 import { notices } from './notices';
 import { nerdamerPlugin } from './scripts/vite-plugin-nerdamer';
 import { sveltekit } from '@sveltejs/kit/vite';
@@ -24,6 +25,7 @@ function circles(): Plugin {
 export default defineConfig({
 	build: { assetsInlineLimit: 0, reportCompressedSize: false },
 	plugins: [
+		lazy(),
 		tailwindcss(),
 		sveltekit(),
 		SvelteKitPWA({ disable: true }),

@@ -173,6 +173,7 @@ class Endpoint(StrEnum):
     RERANK = "rerank"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
+    CONTROL = "control"  # of an answer under way
 
 
 _COUNT = "/chat/completions/input_tokens"
@@ -184,6 +185,7 @@ _PATHS = {
     Endpoint.RERANK: ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
     Endpoint.TOKENIZE: ("/tokenize",),
     Endpoint.DETOKENIZE: ("/detokenize",),
+    Endpoint.CONTROL: ("/v1/chat/completions/control",),
 }
 ENDPOINTS: Mapping[str, Endpoint] = {path: endpoint for endpoint, paths in _PATHS.items() for path in paths}
 
@@ -460,6 +462,9 @@ _TABLE: Mapping[Endpoint, Mapping[str, Check]] = {
         **_all(_flag, "add_special", "parse_special", "with_pieces"),
     },
     Endpoint.DETOKENIZE: {"model": _any, "tokens": _tokens(int)},
+    # The id of an answer is 32 random letters, which only its client has seen: whoever knows it may end its
+    # reasoning.
+    Endpoint.CONTROL: {"model": _any, "id": _text(128), "action": _word("reasoning_end")},
 }
 _COUNTED = ("tokens_predicted", "tokens_evaluated")
 # Of these llama-server takes the default where they are null, as of all that it reads by name and value.

@@ -221,10 +221,11 @@ def test_every_verb_explains_itself_and_its_options(verb: main.Verb) -> None:
 def test_the_version_names_protocol_and_pin() -> None:
     ran = meshd("--version")
     assert ran.code == 0 and meshd("version") == ran
-    first, second, third = ran.out.splitlines()
+    first, second, third, fourth = ran.out.splitlines()
     assert first == f"meshd {__version__}"
     assert second.startswith("wire protocol ") and second.split()[-1].isdigit()
     assert third.startswith("native llama.cpp ") and " sources " in third
+    assert fourth.startswith("chat page ")
 
 
 @given(argv=st.lists(st.sampled_from([*NAMES, "ls", "--json", "-f", "x"]) | st.text(max_size=6), max_size=4))

@@ -18,6 +18,7 @@ from wheels.chat_page import (
     BILL_NAME,
     LICENCES_NAME,
     OURS,
+    change,
     check_node,
     describe,
     pack,
@@ -84,6 +85,30 @@ def test_nothing_is_written_outside(tmp_path: Path, pin: Pin) -> None:
     with pytest.raises((tarfile.FilterError, ValueError)):
         unpack(leads_out, pin, tmp_path / "source")
     assert not list(tmp_path.parent.glob("out.js"))
+
+
+CHANGE = """
+[[change]]
+why = "because"
+file = "src/app.html"
+old = "upstream's"
+new = "ours"
+"""
+
+
+def test_changes_are_made_where_upstreams_text_is_as_it_was(tmp_path: Path, pin: Pin) -> None:
+    source = tmp_path / "source"
+    unpack(archive(tmp_path, **{f"{TOP}/tools/ui/src/app.css": "a a"}), pin, source)
+    (source / "src/app.html").write_text("it is upstream's")
+    change(source, CHANGE)
+    assert (source / "src/app.html").read_text() == "it is ours"
+    twice = CHANGE.replace("app.html", "app.css").replace("upstream's", "a")
+    moved = [CHANGE, twice, CHANGE.replace("app.html", "gone.html")]
+    for changes, times in zip(moved, (0, 2, 0), strict=True):
+        with pytest.raises(UserError, match=f"{times} times, not 1: because"):
+            change(source, changes)
+    change(source, twice + "times = 2")
+    assert (source / "src/app.css").read_text() == "ours ours"
 
 
 def test_without_node_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

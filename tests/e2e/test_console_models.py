@@ -1,0 +1,58 @@
+"""Several real models on the page, in a real Chromium: its user picks one, sees it load, and it answers.
+
+With MESHD_SCREENS the pictures are kept in that folder.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from meshd.gateway.pages import CHAT_FOLDER
+
+from tests.e2e.browser import Tab, chromium, needs_chromium, tab
+from tests.e2e.nodes import api_of, play
+from tests.e2e.test_console import QUESTION, ask
+from tests.e2e.test_many_models import SMOL, TINY, gateway, states
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.timeout(600),
+    needs_chromium,
+    pytest.mark.skipif(not CHAT_FOLDER.exists(), reason="`make chat` has not built the page"),
+]
+
+
+def pick(opened: Tab, model: str) -> None:
+    """Choose a model with the keyboard, and wait until it is loaded."""
+    page = opened.page
+    page.locator("[data-slot=dropdown-menu-trigger]", has_text="smol").or_(
+        page.locator("[data-slot=dropdown-menu-trigger]", has_text="tiny")
+    ).last.press("Enter")
+    page.get_by_placeholder("Search models...").fill(model)
+    page.get_by_role("option", name=model).wait_for()
+    opened.keep(f"models-{model}")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.get_by_text(f"Model loaded: {model}").wait_for()
+
+
+def test_a_user_picks_a_model_sees_it_load_and_it_answers(tmp_path: Path) -> None:
+    def look(url: str) -> str:
+        with chromium() as browser, tab(browser) as opened:
+            opened.page.goto(url)
+            opened.page.get_by_role("textbox", name="Type a message").wait_for()
+            pick(opened, "tiny")
+            ask(opened, QUESTION)
+            pick(opened, "smol")
+            ask(opened, QUESTION)
+            opened.keep("models-answers")
+            assert opened.errors == []
+            return opened.page.get_by_role("main").inner_text()
+
+    async def scenario() -> None:
+        async with gateway(tmp_path, SMOL, TINY) as (_fleet, head, _worker):
+            seen = await asyncio.to_thread(look, api_of(await head.status()).url)
+            assert "Paris" in seen and "tiny" in seen
+            assert states(await head.status()) == {"smol": "ready", "tiny": "unloaded"}
+
+    play(scenario())

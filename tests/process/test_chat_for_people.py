@@ -1,0 +1,282 @@
+"""The chat page for its users, in a real Chromium: by keyboard, with little room, and with several models.
+
+Accessibility is judged by axe-core, which `make chat` leaves among the packages that the page is built with.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from meshd.gateway.interface import Readiness
+from meshd.gateway.pages import CHAT_FOLDER, load_page
+from meshd.model.status import ModelState
+
+from tests.e2e.browser import Scheme, chromium, needs_chromium, tab
+from tests.process.gateway_fake import (
+    Answer,
+    FakeServer,
+    ManyWorld,
+    World,
+    begin_stream,
+    chunk,
+    many_world,
+    world,
+)
+from tests.process.test_chat_in_chromium import DOES, PROPS, look, writes
+
+if TYPE_CHECKING:
+    from playwright.sync_api import FilePayload, Page
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    needs_chromium,
+    pytest.mark.skipif(not CHAT_FOLDER.exists(), reason="`make chat` has not built the page"),
+]
+PACKAGES = Path(__file__).parents[2] / "build/chat-page/source/node_modules"
+AXE = PACKAGES / "axe-core/axe.min.js"
+TEXT = """# Title
+
+Text with `code`, **bold**, [a link](#x) and $a^2 + b_1$.
+
+| a | b |
+|---|---|
+| 1 | `two` |
+
+```python
+def f(x):  # comment
+    return "s" + str(x)
+```
+
+> quoted
+
+The end.
+"""
+FIRST_VISIT_BYTES = 600_000
+BYTES = """() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
+    .reduce((sum, entry) => sum + entry.transferSize, 0)"""
+HOSTILE = f'<img src=x onerror="{DOES}">'
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c63f8cfc0f01f0005"
+    "0001ffa2dcc2360000000049454e44ae426082"
+)
+
+
+def ask(page: "Page") -> None:
+    page.get_by_role("textbox", name="Type a message").fill("hello")
+    page.locator("button:enabled", has_text="Send").wait_for()
+    page.keyboard.press("Enter")
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="`make chat` has not run here, which brings axe-core")
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [("light", (1280, 800)), ("dark", (1280, 800)), ("light", (360, 740)), ("dark", (640, 400))],
+)
+def test_everybody_can_use_it(scheme: Scheme, size: tuple[int, int]) -> None:
+    """The third is a small phone, the last a screen at 200 %."""
+
+    def faults(page: "Page") -> list[tuple[str, str]]:
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found: Any = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+        return [(fault["id"], node["html"][:200]) for fault in found["violations"] for node in fault["nodes"]]
+
+    def see(here: World, _evil: object) -> None:
+        with chromium() as browser, tab(browser, scheme=scheme, size=size) as opened:
+            page = opened.page
+            page.goto(here.url)
+            page.get_by_role("textbox", name="Type a message").wait_for()
+            assert faults(page) == []
+            page.get_by_role("textbox", name="Type a message").fill("hello")
+            page.get_by_role("button", name="Send").click()
+            page.get_by_text("The end.").wait_for()
+            page.locator(".hljs-keyword").first.wait_for()
+            page.locator(".katex").first.wait_for()
+            opened.keep(f"people-{scheme}-{size[0]}")
+            assert faults(page) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+            assert opened.errors == []
+
+    look(TEXT, see)
+
+
+def endless() -> Answer:
+    """Answer each chat with words until the client goes."""
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if not request.path.endswith("/completions"):
+            return web.json_response(PROPS)
+        response = await begin_stream(request)
+        await response.write(chunk("some words"))
+        await server.let_go.wait()
+        return response
+
+    return answer
+
+
+def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
+    def see(here: World) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(here.url)
+            ask(page)
+            page.get_by_text("some words").wait_for()
+            stop = page.get_by_role("button", name="Stop", exact=True)
+            stop.focus()
+            page.keyboard.press("Enter")
+            stop.wait_for(state="hidden")
+            page.keyboard.press("Control+Shift+O")
+            page.get_by_text("some words").wait_for(state="hidden")
+            page.get_by_role("textbox", name="Type a message").wait_for()
+            assert opened.errors == []
+
+    async def scenario() -> None:
+        async with world(endless(), page=load_page(), seconds=200) as here:
+            await asyncio.to_thread(see, here)
+            await here.until_idle()
+
+    asyncio.run(scenario())
+
+
+def test_the_page_of_the_mesh_is_one_click_away() -> None:
+    def see(here: World, _evil: object) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            opened.page.goto(here.url)
+            opened.page.get_by_role("button", name="Mesh").click()
+            opened.page.wait_for_url(f"{here.url}/mesh")
+
+    look("", see)
+
+
+def test_the_first_visit_is_small_and_the_next_one_smaller() -> None:
+    def see(here: World, _evil: object) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            seen = []
+            for _ in range(2):
+                opened.page.goto(here.url)
+                opened.page.get_by_role("textbox", name="Type a message").wait_for()
+                opened.page.wait_for_load_state("networkidle")
+                seen.append(int(opened.page.evaluate(BYTES)))
+            assert 100_000 < seen[0] <= FIRST_VISIT_BYTES and seen[1] <= 10_000
+
+    look("", see)
+
+
+def test_a_model_that_loads_is_no_error() -> None:
+    def see(here: World, _evil: object) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            opened.page.goto(here.url)
+            opened.page.get_by_role("status").filter(has_text="hashing").wait_for()
+            with opened.page.expect_response("**/props*"):  # it asks again
+                pass
+            assert opened.errors == []
+
+    look("", see, readiness=Readiness(ModelState.LOADING, "hashing 3 of 17 GB"))
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_pictures_are_for_models_that_see(sees: bool) -> None:
+    props = {**PROPS, "modalities": {"vision": sees, "audio": False, "video": False}}
+
+    async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/props":
+            return web.json_response(props)
+        return await writes("The end.")(server, request)
+
+    def see(here: World) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(here.url)
+            page.get_by_role("textbox", name="Type a message").fill("what is this?")
+            picture: FilePayload = {"name": "dot.png", "mimeType": "image/png", "buffer": PIXEL}
+            page.locator("input[type=file]").first.set_input_files([picture])
+            if not sees:
+                page.get_by_text("Images require a vision-capable model").first.wait_for()
+                opened.keep("no-pictures")
+                return
+            page.get_by_role("button", name="Send").click()
+            page.get_by_text("The end.").wait_for()
+            assert opened.errors == []
+
+    async def scenario() -> None:
+        async with world(answer, page=load_page(), seconds=200) as here:
+            await asyncio.to_thread(see, here)
+            bodies = [body for _, path, _, body in here.server.seen if path.endswith("/completions")]
+            assert [b"data:image/png;base64," in body for body in bodies] == [True] * sees
+
+    asyncio.run(scenario())
+
+
+# Several models.
+
+
+def pick(page: "Page", now: str, wanted: str) -> None:
+    """Choose a model with the keyboard alone."""
+    page.get_by_role("button", name=now, exact=True).press("Enter")
+    page.get_by_placeholder("Search models...").fill(wanted)
+    page.get_by_role("option").first.wait_for()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+
+
+def test_a_keyboard_picks_a_model_which_is_seen_to_load_and_answers() -> None:
+    def see(here: ManyWorld, loop: asyncio.AbstractEventLoop) -> None:
+        model = here.models["tiny"]
+
+        def becomes(state: ModelState, progress: float | None) -> None:
+            model.state, model.progress = state, progress
+            if state is ModelState.READY:
+                model.granted.set()
+
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(here.gateway.url)
+            pick(page, "smol", "tiny")
+            loop.call_soon_threadsafe(becomes, ModelState.LOADING, 0.4)
+            page.locator("[style*='width: 40%']").first.wait_for()
+            opened.keep("model-loads")
+            loop.call_soon_threadsafe(becomes, ModelState.READY, None)
+            page.get_by_text("Model loaded: tiny").wait_for()
+            ask(page)
+            page.get_by_text("of tiny").wait_for()
+            assert opened.errors == []
+
+    async def scenario() -> None:
+        answers = {"smol": writes("of smol"), "tiny": writes("of tiny")}
+        async with many_world(answers, page=load_page(), seconds=200) as here:
+            here.models["tiny"].state = ModelState.UNLOADED
+            await asyncio.to_thread(see, here, asyncio.get_running_loop())
+
+    asyncio.run(scenario())
+
+
+def test_names_of_models_and_files_are_text() -> None:
+    other = f"[x](javascript:{DOES})/../{HOSTILE}"
+
+    def see(here: ManyWorld) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(here.gateway.url)
+            page.get_by_text(HOSTILE).first.click()
+            page.get_by_role("option").nth(1).wait_for()
+            opened.keep("hostile-models")
+            page.keyboard.press("Escape")
+            page.keyboard.press("Escape")
+            page.get_by_role("textbox", name="Type a message").fill("look")
+            note: FilePayload = {"name": f"{HOSTILE}.txt", "mimeType": "text/plain", "buffer": b"words"}
+            page.locator("input[type=file]").first.set_input_files([note])
+            page.get_by_text("onerror=").last.wait_for()
+            page.get_by_role("button", name="Send").click()
+            page.get_by_text("The end.").wait_for()
+            opened.keep("hostile-names")
+            assert page.title() != "taken" and page.locator("img[src=x]").count() == 0
+
+    async def scenario() -> None:
+        answers = {HOSTILE: writes("The end."), other: writes("The end.")}
+        async with many_world(answers, page=load_page(), seconds=200) as here:
+            for model in here.models.values():
+                model.granted.set()
+            await asyncio.to_thread(see, here)
+
+    asyncio.run(scenario())
