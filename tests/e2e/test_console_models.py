@@ -13,6 +13,7 @@ from tests.e2e.browser import Tab, chromium, needs_chromium, tab
 from tests.e2e.nodes import api_of, play
 from tests.e2e.test_console import QUESTION, ask
 from tests.e2e.test_many_models import SMOL, TINY, gateway, states
+from tests.process.test_chat_for_people import pick
 
 pytestmark = [
     pytest.mark.native,
@@ -22,18 +23,11 @@ pytestmark = [
 ]
 
 
-def pick(opened: Tab, model: str) -> None:
+def choose(opened: Tab, now: str, model: str) -> None:
     """Choose a model with the keyboard, and wait until it is loaded."""
-    page = opened.page
-    page.locator("[data-slot=dropdown-menu-trigger]", has_text="smol").or_(
-        page.locator("[data-slot=dropdown-menu-trigger]", has_text="tiny")
-    ).last.press("Enter")
-    page.get_by_placeholder("Search models...").fill(model)
-    page.get_by_role("option", name=model).wait_for()
+    pick(opened.page, now, model)
+    opened.page.get_by_text(f"Model loaded: {model}").wait_for()
     opened.keep(f"models-{model}")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.get_by_text(f"Model loaded: {model}").wait_for()
 
 
 def test_a_user_picks_a_model_sees_it_load_and_it_answers(tmp_path: Path) -> None:
@@ -41,9 +35,9 @@ def test_a_user_picks_a_model_sees_it_load_and_it_answers(tmp_path: Path) -> Non
         with chromium() as browser, tab(browser) as opened:
             opened.page.goto(url)
             opened.page.get_by_role("textbox", name="Type a message").wait_for()
-            pick(opened, "tiny")
+            choose(opened, "smol", "tiny")
             ask(opened, QUESTION)
-            pick(opened, "smol")
+            choose(opened, "tiny", "smol")
             ask(opened, QUESTION)
             opened.keep("models-answers")
             assert opened.errors == []

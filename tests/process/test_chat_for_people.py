@@ -213,7 +213,7 @@ def test_pictures_are_for_models_that_see(sees: bool) -> None:
 
 def pick(page: "Page", now: str, wanted: str) -> None:
     """Choose a model with the keyboard alone."""
-    page.get_by_role("button", name=now, exact=True).press("Enter")
+    page.get_by_role("button", name=now, exact=True).last.press("Enter")  # answers have such buttons, too
     page.get_by_placeholder("Search models...").fill(wanted)
     page.get_by_role("option").first.wait_for()
     page.keyboard.press("ArrowDown")
