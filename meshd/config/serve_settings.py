@@ -115,11 +115,13 @@ class ModelSettings:
     split: Annotated[
         str,
         Setting(
-            form=choice("auto", "always"),
-            metavar="auto|always",
-            help="workers to use: auto, those predicted to be fastest, at least --min-workers; or always, "
-            "all, with layers by free memory",
-            more="`meshd plan` shows the prediction. --tensor-split replaces it.",
+            form=choice("auto", "always", "layers", "tensor"),
+            metavar="auto|always|layers|tensor",
+            help="workers to use: auto or layers, those predicted to be fastest, at least --min-workers; always, "
+            "all, with layers by free memory; or tensor, all, each with a part of every layer (experimental)",
+            more="`meshd plan` shows the prediction; there is none for tensor, which pays only for slow machines "
+            "on one cable, and falls back to layers with the reason. --tensor-split replaces auto and always, "
+            "and gives the shares of tensor.",
         ),
     ] = "auto"
     layers: Annotated[

@@ -439,7 +439,8 @@ class PushPlan:
         """Introduce nobody yet. `allowed`: the user wants pushes. `are_apart`: these two may not."""
         self._allowed = allowed
         self._are_apart = are_apart
-        self._routes: dict[Place, PushRoute] = {}  # by where they lead
+        # By where they begin and lead; by tensors, more than one may lead to a worker.
+        self._routes: dict[tuple[Place, Place], PushRoute] = {}
         self._no_push_reasons: dict[Place, str] = {}
         self._chain: list[PeerId] = []  # workers in the order of their layers
 
@@ -460,7 +461,8 @@ class PushPlan:
             elif self._are_apart(source.peer, target.peer):
                 self._no_push_reasons[place] = WHY_APART
             else:
-                self._routes[place] = PushRoute(source, target, numbers[target.name])
+                begin = before.device.node, before.device.name
+                self._routes[begin, place] = PushRoute(source, target, numbers[target.name])
         # A worker expects who may push to it before the other one is told of it.
         routes = {route.ends: route for route in self._routes.values()}.values()
         for route in routes:
@@ -515,8 +517,9 @@ class PushPlan:
 
     def _part(self, part: SplitPart) -> SplitPart:
         place = part.node, part.device
-        if (route := self._routes.get(place)) is not None:
-            pushed, why = self._result(route)
+        results = [self._result(route) for (_, end), route in self._routes.items() if end == place]
+        if results:
+            pushed, why = min(results)  # the one that failed, if any has
             return replace(part, push=pushed, why_no_push=why)
         if (reason := self._no_push_reasons.get(place)) is not None:
             return replace(part, push=False, why_no_push=reason)

@@ -468,7 +468,8 @@ class Run:
         layers, draft = self._model.layers, self._model.options.draft
         estimate = round_estimate(plan, layers.weight_bytes, self.measures.round_seconds, draft)
         speculation, now = self._history.speculation, asyncio.get_running_loop().time()
-        drafts = speculation.begin(estimate, now, most=plan.shape.most_drafted)
+        most = 0 if plan.by_tensors else plan.shape.most_drafted  # of llama.cpp's drafts some fail there
+        drafts = speculation.begin(estimate, now, most=most)
         if speculation.why_no_model:
             LOG.info("draft_model_unused", why=speculation.why_no_model)
         return drafts
@@ -517,10 +518,15 @@ class Run:
     # Judging.
 
     async def explain(self) -> Explained | None:
-        """Return where the time of the model's tokens went; None while it is not loaded."""
+        """Return where the time of the model's tokens went; None while it is not loaded. Raises UserError."""
         facts, history = self.measures.facts, self._history
         if not self.loaded or facts is None:
             return None
+        if facts.plan.by_tensors:
+            raise UserError(
+                "the times of a split by tensors are not known",
+                hint="serve without `--split tensor` to see where the time goes",
+            )
         return await explain(
             facts,
             self.result.split,

@@ -26,6 +26,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import Speeds
+from meshd.plan.by_tensors import by_tensors, for_layers
 from meshd.plan.candidates import Division, RoughSplits
 from meshd.plan.machines import (
     Machines,
@@ -55,6 +56,7 @@ from meshd.plan.reasons import (
     HalfFloats,
     LeftOut,
     LetHeadCompute,
+    NotByTensors,
     NotNeeded,
     OneAtOnce,
     RatedSplit,
@@ -66,7 +68,7 @@ from meshd.plan.reasons import (
     Use,
     Without,
 )
-from meshd.plan.split import NotEnoughMemory, Plan
+from meshd.plan.split import NoSplit, NotEnoughMemory, Plan
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
@@ -94,8 +96,9 @@ class SplitChoice:
 
     @property
     def speeds(self) -> Speeds | None:
-        """Return the predicted rates; None where a device was never measured."""
-        return self.outcome.speeds if self.outcome.prediction.is_measured else None
+        """Return the predicted rates; None where a device was never measured, and by tensors."""
+        is_known = self.outcome.prediction.is_measured and not self.plan.by_tensors
+        return self.outcome.speeds if is_known else None
 
     @property
     def prediction(self) -> Prediction:
@@ -122,13 +125,15 @@ class SplitChoice:
         """Rate the split: each further machine must be worth it."""
         return self.seconds / _WORTH ** (len(self.plan.nodes) - 1)
 
-    def because(self, why: ByMemory | ComparisonFailed) -> "SplitChoice":
+    def because(self, why: ByMemory | ComparisonFailed | NotByTensors) -> "SplitChoice":
         """Return the choice with this reason before all others."""
         return replace(self, plan=replace(self.plan, reasons=(why, *self.plan.reasons)))
 
 
 def plan_model(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:
     """Plan a model on these machines as the user wishes. Raises NotEnoughMemory, UserError, Refused."""
+    if options.split == "tensor":
+        return _plan_tensors(layers, work, machines, options)
     # Layers given by node become an order of workers and a tensor split.
     machines, options = with_fixed_layers(machines, options, layers.count)
 
@@ -144,6 +149,20 @@ def plan_model(layers: ModelLayers, work: LayerWork, machines: Machines, options
         silent = replace(machines, speeds={}, paths={})
         found = split(silent, replace(options, split="always"))
         return found.because(ComparisonFailed(fault.what))
+
+
+def _plan_tensors(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> SplitChoice:
+    """Plan by tensors, or else by layers with the reason. Raises as plan_model."""
+    try:
+        found = plan_model(
+            layers, work, machines, replace(for_layers(options), split="always", tensor_split=())
+        )
+        return replace(found, plan=by_tensors(layers, found.plan, options), options=options)
+    except (NoSplit, Refused) as error:
+        otherwise = plan_model(layers, work, machines, replace(options, split="layers"))
+        return otherwise.because(NotByTensors(error.what))
 
 
 def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:

@@ -233,6 +233,26 @@ class ComparisonFailed:
         return f"layers by memory, as splits could not be compared ({self.what})"
 
 
+@dataclass(frozen=True, slots=True)
+class ByTensors:
+    """Say that these nodes compute each layer together, as the user wants it."""
+
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"each layer on {' and '.join(f'`{node}`' for node in self.nodes)}, as `--split tensor` says"
+
+
+@dataclass(frozen=True, slots=True)
+class NotByTensors:
+    """Say that the user wants a split by tensors, and why there is none."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"by layers: {self.why}"
+
+
 # How the layers are divided.
 
 
@@ -403,6 +423,8 @@ Reason = (
     SplitComparison
     | ByMemory
     | ComparisonFailed
+    | ByTensors
+    | NotByTensors
     | Without
     | AllOn
     | InProportion

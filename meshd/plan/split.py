@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 
 from meshd.base.errors import UserError
 from meshd.model.cache import ContextShape
@@ -107,8 +107,9 @@ class Plan:
     `devices`, `gpu_layers`, `tensor_split`, `override_tensor` are the values of `-dev`, `-ngl`, `-ts`, `-ot`
     (empty: the option is left out). `input_on_worker`: the device with the first layers has the embeddings;
     else the head. `exact_cache` is False when the architecture is not known: the cache is an upper bound
-    then. `reasons`: what decided it, the most important first. `left_out`: all devices that hold no layer.
-    `answers`: for status.
+    then. `by_tensors`: all devices that take part compute each layer together, and the `layers` of a share
+    are how many it would be worth. `reasons`: what decided it, the most important first. `left_out`: all
+    devices that hold no layer. `answers`: for status.
     """
 
     shares: tuple[DeviceShare, ...]
@@ -121,6 +122,7 @@ class Plan:
     reasons: Reasons
     input_on_worker: bool = False
     answers: AnswersAtOnce | None = None
+    by_tensors: bool = False
 
     @property
     def taking(self) -> list[DeviceShare]:
@@ -176,7 +178,9 @@ class Plan:
 
     @property
     def output_worker(self) -> Device | None:
-        """Return the device of another machine that makes the logits; None: the head does."""
+        """Return the device of another machine that makes the logits, alone; None: there is none."""
+        if self.by_tensors:
+            return None
         last = self.taking[-1].device if self.taking else None
         return last if last is not None and not last.is_head and not self.override_tensor else None
 
@@ -199,6 +203,7 @@ class Plan:
         given += ["-kvu"] if shape.unified else []
         given += ["--swa-full"] if shape.full_windows else []
         given += [] if shape.flash_attention else ["-fa", "off"]
+        given += ["-sm", "tensor", "-fa", "on"] if self.by_tensors else []
         return tuple(given)
 
 
@@ -219,7 +224,12 @@ class NotEnoughMemory(NoSplit):
 
 
 def followers(plan: Plan) -> list[tuple[DeviceShare, DeviceShare]]:
-    """List where activations pass from worker to worker: who has the layers before, who those behind."""
+    """List where activations pass from worker to worker: who has the layers before, who those behind.
+
+    By tensors: each two workers, who add up what they compute.
+    """
+    if plan.by_tensors:
+        return list(combinations(plan.taking, 2))
     return [
         (before, behind)
         for before, behind in pairwise(plan.taking)
@@ -251,10 +261,21 @@ def placed_tensors(plan: Plan, layers: ModelLayers, names: Sequence[str]) -> dic
     found: dict[str, list[int]] = {node: [] for node in nodes}
     if not nodes:
         return found
+    if plan.by_tensors:
+        return {node: _parts_of_all(layers, names) for node in nodes}
     for number, name in enumerate(names):
         for node in _nodes_of(name, plan, layers, holders, nodes):
             found[node].append(number)
     return found
+
+
+def _parts_of_all(layers: ModelLayers, names: Sequence[str]) -> list[int]:
+    """Return the numbers of the tensors of which each worker of a split by tensors has a part."""
+    return [
+        number
+        for number, name in enumerate(names)
+        if place_of(name, layers.count) is not TensorPlace.INPUT or (layers.tied and name == EMBEDDING)
+    ]
 
 
 def _nodes_of(

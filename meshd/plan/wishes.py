@@ -355,7 +355,7 @@ class HeadOptions(ModelSettings):
     @property
     def picks_by_speed(self) -> bool:
         """Tell whether meshd decides which workers take part, and with how many layers."""
-        return self.split == "auto" and not (self.tensor_split or self.layers or self.rpc)
+        return self.split in ("auto", "layers") and not (self.tensor_split or self.layers or self.rpc)
 
     @property
     def least_workers(self) -> int:

@@ -1,12 +1,14 @@
 """A head's view of llama-server's connection with a mesh-server: weights that were sent, and neighbours.
 
 llama-server's module checks all that a worker says (docs/native-design.md). Here nothing is held back but
-MET, LOAD and LOADED; where the head lacks weights itself, the beginning of WRITE and FREE as well.
+MET, LOAD, LOAD_PARTS and LOADED; where the head lacks weights itself, the beginning of WRITE and FREE as
+well.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import Any
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
@@ -37,16 +39,21 @@ _ASKS = (wire.GRAPH, wire.COMPUTE, wire.READ)
 
 @dataclass(frozen=True, slots=True)
 class AskedWeight:
-    """A tensor that a LOAD requests by its hash, and its place."""
+    """A tensor that a LOAD requests by its hash, and its place; or a part of one, of LOAD_PARTS.
+
+    `span`: bytes from its beginning to its end in the buffer: more than `size` if there are gaps between the
+    pieces of a part.
+    """
 
     digest: bytes
     size: int
     buffer: int
     offset: int
+    span: int
 
     def holds(self, buffer: int, offset: int, size: int) -> bool:
         """Return True if these bytes of a buffer lie within the weight."""
-        return buffer == self.buffer and self.offset <= offset and offset + size <= self.offset + self.size
+        return buffer == self.buffer and self.offset <= offset and offset + size <= self.offset + self.span
 
 
 @dataclass(slots=True)
@@ -168,26 +175,43 @@ class MeshHeadView:
         self._absent.written(buffer, offset, size - _WRITE.size)
 
     def _load(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
-        if size % wire.LOAD_ENTRY.size:
+        entries = self._entries(wire.LOAD_ENTRY, data, at, size)
+        asked = (
+            AskedWeight(digest, length, buffer, offset, length)
+            for buffer, _kind, offset, length, digest in entries
+        )
+        self._note(identity, size // wire.LOAD_ENTRY.size, asked)
+
+    def _load_parts(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
+        entries = self._entries(wire.LOAD_PART, data, at, size)
+        asked = (
+            AskedWeight(digest, piece * count, buffer, offset, (count - 1) * stride + piece)
+            for buffer, _kind, offset, digest, _whole, _first, piece, count, stride, _file_stride in entries
+        )
+        self._note(identity, size // wire.LOAD_PART.size, asked)
+
+    def _entries(
+        self, entry: Struct, data: bytes | memoryview, at: int, size: int
+    ) -> Iterator[tuple[Any, ...]]:
+        if size % entry.size:
             raise refused("a part of an entry")
+        return entry.iter_unpack(memoryview(data)[at : at + size])
+
+    def _note(self, identity: int, count: int, entries: Iterable[AskedWeight]) -> None:
+        """Keep what a request asks for until it is answered."""
         if identity in self._asked:
             raise refused("an id that is in use")
         if len(self._asked) >= MAX_UNANSWERED:
             raise refused(f"more than {MAX_UNANSWERED} requests without an answer")
-        count = size // wire.LOAD_ENTRY.size
         if self._asked_count + count > MAX_WEIGHTS_ASKED:
             self._asked[identity] = None
             if self._absent is not None:
                 self._absent.uncounted()
             return
-        body = memoryview(data)[at : at + size]
-        entries = tuple(
-            AskedWeight(digest, length, buffer, offset)
-            for buffer, _kind, offset, length, digest in wire.LOAD_ENTRY.iter_unpack(body)
-        )
+        weights = tuple(entries)
         if self._absent is not None:
-            self._absent.asked(entries)
-        self._asked[identity] = entries
+            self._absent.asked(weights)
+        self._asked[identity] = weights
         self._asked_count += count
 
     # Answers.
@@ -212,7 +236,10 @@ class MeshHeadView:
                 self._placed(entry.digest, entry.size, why if result else "")
 
 
-_LOADS = {wire.LOAD: Look(WHOLE, MeshHeadView._load)}
+_LOADS = {
+    wire.LOAD: Look(WHOLE, MeshHeadView._load),
+    wire.LOAD_PARTS: Look(WHOLE, MeshHeadView._load_parts),
+}
 _REQUESTS = Kinds(HEAD, _LOADS, noted=_ASKS)
 _WRITES = {
     wire.WRITE: Look(_WRITE.size, MeshHeadView._write),

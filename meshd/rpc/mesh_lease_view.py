@@ -115,6 +115,13 @@ class MeshLeaseView:
         self._budget.spend(ENTRY_SECONDS * (size // wire.LOAD_ENTRY.size))
         self._keeping.asked(identity, memoryview(data)[at : at + size])
 
+    def _load_parts(self, _data: bytes | memoryview, _at: int, size: int, identity: int) -> None:
+        if size % wire.LOAD_PART.size:
+            raise refused("a part of an entry")
+        # of a tensor that only parts of come nothing is kept
+        self._ask(identity, wire.LOAD_PARTS)
+        self._budget.spend(ENTRY_SECONDS * (size // wire.LOAD_PART.size))
+
     def _write(self, data: bytes | memoryview, at: int, size: int, _identity: int) -> None:
         keeping = self._keeping
         assert keeping is not None
@@ -146,6 +153,9 @@ class MeshLeaseView:
 
     def _loaded(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
         assert self._keeping is not None
+        if self._asked.get(identity) == (wire.LOAD_PARTS, 0):
+            del self._asked[identity]
+            return
         self._answer(identity, wire.LOAD)
         self._keeping.answered(identity, bytes(data[at : at + size]))
         self._look_at_writes(self._keeping)
@@ -158,11 +168,14 @@ class MeshLeaseView:
         return buffer
 
 
-_COMPUTES = (wire.GRAPH, wire.COMPUTE, wire.READ, wire.PUSH, wire.TAKE)
+_COMPUTES = (wire.GRAPH, wire.COMPUTE, wire.READ, wire.PUSH, wire.TAKE, wire.SUM)
 _ALLOCATES = {wire.ALLOCATE: Look(_ALLOCATE.size, MeshLeaseView._allocate)}
 _ALLOCATES[wire.FREE] = Look(_FREE.size, MeshLeaseView._free)
 _REQUESTS = Kinds(HEAD, _ALLOCATES, noted=_COMPUTES)
-_LOADS = _ALLOCATES | {wire.LOAD: Look(WHOLE, MeshLeaseView._load)}
+_LOADS = _ALLOCATES | {
+    wire.LOAD: Look(WHOLE, MeshLeaseView._load),
+    wire.LOAD_PARTS: Look(0, MeshLeaseView._load_parts),
+}
 _REQUESTS_TO_KEEP = Kinds(HEAD, _LOADS, noted=_COMPUTES)
 _WRITES = _LOADS | {wire.WRITE: Look(_WRITE.size, MeshLeaseView._write)}
 _REQUESTS_OF_WEIGHTS = Kinds(HEAD, _WRITES, noted=_COMPUTES)

@@ -19,10 +19,13 @@ class RpcMessage:
     most: int
 
 
-VERSION = 5
+VERSION = 6
 PIECE_BYTES = 4194304  # bytes
 GRAPH_TENSORS = 32768  # tensors
 STORED_GRAPHS = 8  # graphs
+SUM_GRAPHS = 1024  # graphs
+SUM_BYTES = 33554432  # bytes
+SUMMAND_BYTES = 262144  # bytes
 LOAD_ENTRIES = 1024  # tensors
 DEVICES = 16  # devices
 NEIGHBOURS = 16  # workers
@@ -44,6 +47,8 @@ DEVICE = Struct("<64s128sIIQQQIII")
 TENSOR = Struct("<IIQ4I4QII16i10IIiQ64s")
 # buffer, type, offset, size, hash
 LOAD_ENTRY = Struct("<IIQQ32s")
+# buffer, type, offset, hash, whole, first, piece, count, stride, file_stride
+LOAD_PART = Struct("<IIQ32sQQQQQQ")
 
 HELLO = 1
 ALLOCATE = 2
@@ -59,6 +64,8 @@ LOAD = 11
 PUSH = 12
 TAKE = 13
 MEET = 14
+SUM = 15
+LOAD_PARTS = 16
 WELCOME = 129
 ALLOCATED = 130
 DATA = 134
@@ -67,6 +74,7 @@ LOADED = 139
 PROGRESS = 140
 MET = 142
 PUSHED = 192
+SUMMAND = 193
 FAILED = 255
 
 MESSAGES: Mapping[int, RpcMessage] = {
@@ -84,6 +92,8 @@ MESSAGES: Mapping[int, RpcMessage] = {
     PUSH: RpcMessage("PUSH", "head", Struct("<IIIIQQ"), 32),
     TAKE: RpcMessage("TAKE", "head", Struct("<IIIIQQ"), 32),
     MEET: RpcMessage("MEET", "head", Struct("<"), 0),
+    SUM: RpcMessage("SUM", "head", Struct("<IIIIIIQQQ"), 48),
+    LOAD_PARTS: RpcMessage("LOAD_PARTS", "head", Struct("<"), 98304),
     WELCOME: RpcMessage("WELCOME", "worker", Struct("<IIII"), 4172),
     ALLOCATED: RpcMessage("ALLOCATED", "worker", Struct("<I"), 4),
     DATA: RpcMessage("DATA", "worker", Struct("<"), 4194304),
@@ -92,6 +102,7 @@ MESSAGES: Mapping[int, RpcMessage] = {
     PROGRESS: RpcMessage("PROGRESS", "worker", Struct("<QQIIII"), 32),
     MET: RpcMessage("MET", "worker", Struct("<"), 64),
     PUSHED: RpcMessage("PUSHED", "neighbour", Struct("<Q"), 4194312),
+    SUMMAND: RpcMessage("SUMMAND", "neighbour", Struct("<Q"), 262152),
     FAILED: RpcMessage("FAILED", "worker", Struct("<"), 256),
 }
 

@@ -63,6 +63,9 @@ class TurnTimes:
             self._asked = self._now() if self._asked is None else self._asked
         elif number == wire.TAKE:
             self._takes += 1
+        elif number == wire.SUM:  # it waits for others within a turn, for nobody knows how long
+            self._lost_count = True
+            self._check()
         elif number in _WANTS:
             self._open += 1
             self._wanted.append(_Wanted(self._asked, self._takes))

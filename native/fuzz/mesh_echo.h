@@ -11,6 +11,8 @@ class echo : public mesh::exchange {
 public:
     std::vector<uint32_t> numbers() const override { return { 1, 2 }; }
     void push(uint32_t number, uint64_t token, mesh::blob data) override;
+    void push_summand(uint32_t number, uint64_t token, const mesh::blob & data) override;
+    mesh::blob take_summand(uint32_t number, uint64_t token) override;
     mesh::blob take(uint32_t number, uint64_t token, uint32_t size) override;
 
 private:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 using namespace mesh;
 
@@ -116,6 +117,62 @@ void mesh_session::load() {
         damage(out.data);
     }
     give(load_body(), "load", out.data);
+}
+
+void mesh_session::load_parts() {
+    writer out;
+    for (int64_t n = dice_.within(1, 4); n > 0; n--) {
+        const buffer where = some_buffer();
+        wire_load_part part;
+        part.buffer = where.number;
+        part.type = static_cast<uint32_t>(dice_.below(TYPE_COUNT));
+        part.offset = dice_.below(1000);
+        part.piece = 1 + dice_.below(100);
+        part.count = 1 + dice_.below(20);
+        part.stride = part.piece + dice_.below(20);
+        part.file_stride = part.piece + dice_.below(200);
+        part.first = dice_.below(100);
+        part.whole = part.first + part.count * part.file_stride;
+        if (hurt()) {
+            uint64_t * const fields[] = { &part.offset, &part.whole, &part.first, &part.piece, &part.count,
+                &part.stride, &part.file_stride };
+            *fields[dice_.below(std::size(fields))] = odd();
+            valid = false;
+        }
+        part.put(out);
+    }
+    if (hurt()) {
+        damage(out.data);
+    }
+    give(load_parts_body(), "load parts", out.data);
+}
+
+// With one neighbour or both, of zeros: what lies there may be no number
+void mesh_session::sum() {
+    const buffer where = some_buffer();
+    sum_body body;
+    body.members = dice_.of<uint32_t>({ 3, 5, 7 });
+    body.buffer = where.number;
+    body.row = 32 * static_cast<uint32_t>(1 + dice_.below(20));
+    body.form = static_cast<uint32_t>(dice_.below(3));
+    body.absent = dice_.one_in(4) ? 1 : 0;
+    body.size = sizeof(float) * body.row * dice_.below(6);
+    body.offset = 4 * dice_.below((where.size - body.size) / 4);
+    body.token = dice_.next();
+    fill_body zeros;
+    zeros.buffer = body.buffer;
+    zeros.offset = body.offset;
+    zeros.size = body.size;
+    give(zeros, "fill");
+    if (hurt()) {
+        uint32_t * const fields[] = { &body.members, &body.place, &body.row, &body.form, &body.absent, &body.buffer };
+        *fields[dice_.below(std::size(fields))] = static_cast<uint32_t>(odd());
+        valid = false;
+    } else if (hurt()) {
+        (dice_.one_in(2) ? body.offset : body.size) = odd();
+        valid = false;
+    }
+    give(body, "sum");
 }
 
 // Some pushes to one neighbour, and what comes back for it

@@ -13,15 +13,21 @@ using namespace mesh;
 
 static constexpr uint32_t NUMBER = 3;
 
+struct one_push {
+    uint64_t token;
+    blob data;
+    bool is_summand;
+};
+
 struct pushes {
-    std::vector<std::pair<uint64_t, blob>> whole; // tokens and data, before the damage
+    std::vector<one_push> whole; // before the damage
     blob bytes;
     bool damaged = false;
 };
 
-static wire_header some_header(dice & chance, const blob & body) {
+static wire_header some_header(dice & chance, const blob & body, bool is_summand) {
     wire_header header;
-    header.kind = static_cast<uint16_t>(message::pushed);
+    header.kind = static_cast<uint16_t>(is_summand ? message::summand : message::pushed);
     header.size = static_cast<uint32_t>(body.size());
     header.id = chance.next();
     return header;
@@ -33,7 +39,10 @@ static void put_damaged(dice & chance, wire_header header, const blob & body, wr
     switch (chance.below(4)) {
     case 0:
         header.kind = static_cast<uint16_t>(chance.one_in(2) ? chance.below(256) : chance.next());
-        header.kind = header.kind == static_cast<uint16_t>(message::pushed) ? 0 : header.kind;
+        if (header.kind == static_cast<uint16_t>(message::pushed) ||
+            header.kind == static_cast<uint16_t>(message::summand)) {
+            header.kind = 0;
+        }
         break;
     case 1:
         header.size = chance.one_in(2) ? static_cast<uint32_t>(chance.below(8))
@@ -70,14 +79,15 @@ static pushes make(dice & chance) {
         writer body;
         body.put(token);
         body.put_bytes(data.data(), data.size());
-        const wire_header header = some_header(chance, body.data);
+        const bool is_summand = chance.one_in(2);
+        const wire_header header = some_header(chance, body.data, is_summand);
         made.damaged = chance.one_in(8);
         if (made.damaged) {
             put_damaged(chance, header, body.data, out);
         } else {
             header.put(out);
             out.put_bytes(body.data.data(), body.data.size());
-            made.whole.emplace_back(token, std::move(data));
+            made.whole.push_back({ token, std::move(data), is_summand });
         }
     }
     made.bytes = std::move(out.data);
@@ -110,7 +120,10 @@ std::string neighbour_session(uint64_t seed, uint64_t & frames) {
     send_all(chance, ends[1], made.bytes);
     try {
         for (const auto & one : made.whole) {
-            if (us.take(NUMBER, one.first, static_cast<uint32_t>(one.second.size())) != one.second) {
+            const blob taken = one.is_summand
+                                   ? us.take_summand(NUMBER, one.token)
+                                   : us.take(NUMBER, one.token, static_cast<uint32_t>(one.data.size()));
+            if (taken != one.data) {
                 return "other bytes were taken than were pushed";
             }
         }

@@ -84,7 +84,11 @@ void mesh_session::step() {
     if (dice_.one_in(40)) {
         return give(meet_body(), "meet");
     }
-    switch (dice_.below(18)) {
+    switch (dice_.below(20)) {
+    case 18:
+        return sum();
+    case 19:
+        return load_parts();
     case 0:
     case 1:
         return memory();
@@ -122,5 +126,5 @@ void mesh_session::noise() {
     blob bytes(dice_.below(400));
     std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<uint8_t>(dice_.next()); });
     valid = false;
-    give_bytes(static_cast<uint16_t>(dice_.below(16)), bytes, "noise");
+    give_bytes(static_cast<uint16_t>(dice_.below(20)), bytes, "noise");
 }

@@ -44,6 +44,8 @@ private:
     void data();
     void load();
     void pushes();
+    void load_parts();
+    void sum();
     void noise();
     void graph();
     void again();

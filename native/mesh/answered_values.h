@@ -19,7 +19,4 @@ const int32_t * find_beyond(const int32_t * values, size_t count, int64_t limit)
 // Whether all that this tensor has is below its limit, or it has none: of its elements, not of what is between its rows
 bool are_places(const ggml_tensor * tensor, const void * data);
 
-// Whether none of these is infinite, or no number
-bool are_finite(const float * values, size_t count);
-
 } // namespace mesh

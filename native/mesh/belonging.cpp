@@ -29,6 +29,13 @@ static bool begins_layer(const ggml_tensor * op) {
     return first && (from == GGML_OP_ADD || from == GGML_OP_GET_ROWS || from == GGML_OP_SCALE);
 }
 
+// Of several devices that compute each layer together (--split-mode tensor): a part of it is ours, and no operation is
+// for one of them alone
+static bool is_joint(ggml_backend_buffer_type_t type) {
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(type);
+    return device != nullptr && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_META;
+}
+
 bool belongs_elsewhere(const ggml_tensor * op, ggml_backend_buffer_type_t type) {
     if (begins_layer(op)) {
         return false;
@@ -41,7 +48,8 @@ bool belongs_elsewhere(const ggml_tensor * op, ggml_backend_buffer_type_t type) 
                 continue;
             }
             const ggml_backend_buffer_t memory = memory_of(source);
-            if (memory != nullptr && ggml_backend_buffer_get_type(memory) == type) {
+            ggml_backend_buffer_type_t there = memory != nullptr ? ggml_backend_buffer_get_type(memory) : nullptr;
+            if (there != nullptr && (there == type || is_joint(there))) {
                 return false;
             }
             elsewhere = elsewhere || memory != nullptr;

@@ -42,6 +42,9 @@ struct client_worker {
     blob met;
     // that it keeps for each device, oldest first; guarded by the connection's order
     std::array<std::deque<kept_graph>, DEVICES> graphs;
+    // likewise: whether it has been asked for a SUM, and the graphs (uids at the worker) with one behind them
+    bool sums = false;
+    std::unordered_set<uint64_t> summed;
     uint64_t synced = 0;                               // the last SYNC: all is settled that was asked before
     std::shared_ptr<std::vector<client_worker *>> all; // that were opened with it
     std::shared_ptr<context_check> check;              // of those
@@ -74,6 +77,7 @@ struct client_device {
     // asks for nearly the same again; to free it would have the worker forget its graphs. Guarded by the connection's
     // order
     std::unique_ptr<client_buffer> spare;
+    uint64_t computed = 0; // the uid, at the worker, of the graph that was computed last. Likewise guarded
     // Small results of graphs, see set_aside.h. Guarded by the connection's order
     std::unique_ptr<client_buffer> results;
     uint64_t results_end = 0;
@@ -113,6 +117,14 @@ bool write_activation(const ggml_tensor * from, const ggml_tensor * to);
 bool read_activation(const ggml_tensor * tensor, void * data);
 // Of all of a tensor: its worker is lost if it cannot be computed with
 void check_read(const ggml_tensor * tensor, void * data);
+// Whether each says that it has a connection with the other
+bool are_neighbours(const client_worker & one, const client_worker & other);
+// Held while workers are told what to send each other: each pair of them has it in one order
+struct pair_order {
+    pair_order();
+    std::lock_guard<std::mutex> lock;
+    const uint64_t token; // for it
+};
 // Within a worker, or to a neighbour of it. false: it has to go through the head
 bool copy_tensor(const ggml_tensor * from, const ggml_tensor * to);
 

@@ -65,11 +65,16 @@ static kept_graph * find_same(const client_device & device, const blob & body) {
     return nullptr;
 }
 
+// What is added up behind it comes at once: until the last graph of a token there is no hurry
 static bool compute_kept(client_device & device, const kept_graph & kept) {
     compute_body body;
-    body.uid = kept.uid;
+    body.uid = device.computed = kept.uid;
     body.device = device.number;
-    return device.worker->link.send(body);
+    return device.worker->link.send_computation(body, device.worker->summed.count(kept.uid) != 0);
+}
+
+static size_t most_kept(const client_worker & worker) {
+    return worker.sums ? SUM_GRAPHS : STORED_GRAPHS;
 }
 
 static bool write_or_say(
@@ -109,12 +114,14 @@ static bool compute_new(client_device & device, const ggml_cgraph * graph) {
     if (!device.worker->link.send_bytes(message::graph, first != 0 ? placed.data : plain.data)) {
         return false;
     }
+    device.computed = graph->uid;
     if (graph->uid == 0) {
         return true;
     }
     std::deque<kept_graph> & kept = kept_of(device);
     kept.push_back({ graph->uid, graph->uid, first, std::move(plain.data) });
-    if (kept.size() > STORED_GRAPHS) {
+    if (kept.size() > most_kept(*device.worker)) {
+        device.worker->summed.erase(kept.front().uid);
         kept.pop_front();
     }
     return true;

@@ -23,6 +23,7 @@ static void give_back(std::unique_ptr<client_buffer> own) {
     for (auto & kept : worker.graphs) {
         kept.clear(); // as the worker does
     }
+    worker.summed.clear();
     free_body body;
     body.buffer = own->number;
     worker.link.send(body);
@@ -74,6 +75,15 @@ static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     fill(own, value, 0, own->size);
 }
 
+// What --split-mode tensor gives a worker of a tensor. false: it is no weight, or has to be written
+static bool load_part(
+    client_buffer * own, const ggml_tensor * tensor, const void * data, size_t offset, const equal_pieces & pieces) {
+    const ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    return buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS &&
+           own->device->worker->loading.take_part(
+               own->number, offset_in(own, tensor) + offset, tensor->type, data, pieces);
+}
+
 static void set_tensor(
     ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     client_buffer * own = context_of(buffer);
@@ -82,7 +92,19 @@ static void set_tensor(
         own->device->worker->loading.take(own->number, offset_in(own, tensor), tensor->type, data, size)) {
         return;
     }
-    write_tensor(tensor, data, offset, size);
+    if (!load_part(own, tensor, data, offset, { size, 1, size, size })) {
+        write_tensor(tensor, data, offset, size);
+    }
+}
+
+static void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
+    size_t size, size_t count, size_t stride, size_t data_stride) {
+    if (load_part(context_of(buffer), tensor, data, offset, { size, count, stride, data_stride })) {
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        write_tensor(tensor, static_cast<const uint8_t *>(data) + i * data_stride, offset + i * stride, size);
+    }
 }
 
 static void get_tensor(
@@ -95,6 +117,21 @@ static void get_tensor(
         std::memset(data, 0, size); // only while a model is loaded, which fails then
     } else if (offset == 0 && size == ggml_nbytes(tensor)) {
         check_read(tensor, data);
+    }
+}
+
+// All are asked for before one is waited for
+static void get_tensor_2d(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
+    size_t size, size_t count, size_t stride, size_t data_stride) {
+    auto * target = static_cast<uint8_t *>(data);
+    bool asked = true;
+    for (size_t i = 0; i < count && asked; i++) {
+        asked = read_tensor(tensor, target + i * data_stride, offset + i * stride, size);
+    }
+    if (!context_of(buffer)->device->worker->link.wait_all() || !asked) {
+        for (size_t i = 0; i < count; i++) {
+            std::memset(target + i * data_stride, 0, size); // as get_tensor()
+        }
     }
 }
 
@@ -185,7 +222,9 @@ static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t si
     functions.get_base = get_base;
     functions.memset_tensor = memset_tensor;
     functions.set_tensor = set_tensor;
+    functions.set_tensor_2d = set_tensor_2d;
     functions.get_tensor = get_tensor;
+    functions.get_tensor_2d = get_tensor_2d;
     functions.cpy_tensor = cpy_tensor;
     functions.clear = clear;
     size = own->size;

@@ -2,6 +2,7 @@
 #include "activations.h"
 #include "answered_values.h"
 #include "client.h"
+#include "finite.h"
 #include "half_rows.h"
 
 #include "ggml.h"
@@ -128,11 +129,18 @@ bool write_activation(const ggml_tensor * from, const ggml_tensor * to) {
     return true;
 }
 
+static std::mutex between_workers;
+
+static uint64_t next_token() {
+    static uint64_t last = 0;
+    return ++last;
+}
+
+pair_order::pair_order() : lock(between_workers), token(next_token()) {}
+
 // Piece by piece: the source's worker pushes, the target's takes
 static bool push_tensor(const client_buffer * source, const remote_place & from, const client_buffer * target,
     uint64_t to, uint64_t size, uint32_t row) {
-    static std::mutex order; // each worker has the pieces of a pair in the order of the other one
-    static uint64_t last_token = 0;
     client_worker & sender = *source->device->worker;
     client_worker & receiver = *target->device->worker;
     for (uint64_t done = 0; done < size; done += piece_of(row)) {
@@ -152,8 +160,8 @@ static bool push_tensor(const client_buffer * source, const remote_place & from,
         if (!sender.link.wait_for_room() || !receiver.link.wait_for_room()) {
             return false;
         }
-        std::lock_guard<std::mutex> lock(order);
-        push.token = take.token = ++last_token;
+        const pair_order order;
+        push.token = take.token = order.token;
         // one right after the other, so that no two workers ever wait for each other
         if (!sender.link.push_to(receiver.link, push, take)) {
             return false;
@@ -162,7 +170,7 @@ static bool push_tensor(const client_buffer * source, const remote_place & from,
     return true;
 }
 
-static bool are_neighbours(const client_worker & one, const client_worker & other) {
+bool are_neighbours(const client_worker & one, const client_worker & other) {
     return one.neighbours.count(other.place) != 0 && other.neighbours.count(one.place) != 0;
 }
 

@@ -87,10 +87,10 @@ std::string connection::tick(uint32_t grace) {
 }
 
 // The mutex is held, and so ids are in the order in which requests leave
-uint64_t connection::put(message number, const blob & body, const void * more, size_t size) {
+uint64_t connection::put(message number, const blob & body, const void * more, size_t size, bool may_wait) {
     // what changes data is of no use before something reads or computes them, and what is asked back before it is
     // waited for
-    const bool may_wait = number == message::write || number == message::fill || number == message::read;
+    may_wait = may_wait || number == message::write || number == message::fill || number == message::read;
     outgoing.put(number, ++last_id, body, more, size, may_wait);
     return last_id;
 }
@@ -166,6 +166,56 @@ bool connection::push_to(connection & other, const push_body & push, const take_
     }
     std::lock_guard<std::mutex> lock(mutex);
     owed.add_taker(push_id, other.at, take_id);
+    return true;
+}
+
+bool connection::send_computation(const compute_body & body, bool may_wait) {
+    if (!outgoing.wait_for_room()) {
+        return false;
+    }
+    writer out;
+    body.put(out);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (gone) {
+        return false;
+    }
+    owed.add(message::compute, last_id + 1, 0);
+    put(message::compute, out.data, nullptr, 0, may_wait);
+    return true;
+}
+
+// Its id; 0: lost
+uint64_t connection::put_sum(const sum_body & body) {
+    writer out;
+    body.put(out);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (gone) {
+        return 0;
+    }
+    owed.add_sum(last_id + 1, body.size);
+    return put(message::sum, out.data, nullptr, 0, true); // nothing is read before the graph behind it
+}
+
+void connection::await_member(uint64_t id, const connection & member, uint64_t sum) {
+    std::lock_guard<std::mutex> lock(mutex);
+    owed.add_member(id, member.at, sum);
+}
+
+bool connection::add_up(const std::vector<sum_part> & parts) {
+    std::vector<uint64_t> ids;
+    for (const sum_part & part : parts) {
+        ids.push_back(part.link->put_sum(part.body));
+        if (ids.back() == 0) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < parts.size(); i++) {
+        for (size_t j = 0; j < parts.size(); j++) {
+            if (i != j) {
+                parts[i].link->await_member(ids[i], *parts[j].link, ids[j]);
+            }
+        }
+    }
     return true;
 }
 

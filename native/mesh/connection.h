@@ -19,6 +19,14 @@ namespace mesh {
 constexpr int LOST_EXIT = 86;
 constexpr size_t OUTBOX_BYTES = 2 * PIECE_BYTES;
 
+class connection;
+
+// What one of several workers is asked of a SUM
+struct sum_part {
+    connection * link;
+    sum_body body;
+};
+
 class connection {
 public:
     // Takes over the socket. Connections are never destroyed: they end with the process
@@ -67,6 +75,11 @@ public:
     // false: one of them is lost
     bool push_to(connection & other, const push_body & push, const take_body & take);
 
+    // The same for a SUM of several, each with what it is asked
+    static bool add_up(const std::vector<sum_part> & parts);
+    // A graph that the worker keeps; `may_wait`: as what goes with it, for nothing is read before the next one
+    bool send_computation(const compute_body & body, bool may_wait);
+
     // What the watch asks: the last PROGRESS, bytes that came, whether nobody waits for this worker, nor it for others
     progress_body report();
     uint64_t received() const { return worker.received(); }
@@ -98,7 +111,9 @@ private:
 
     uint64_t post(
         message number, const blob & body, const void * more, size_t size, uint64_t bytes, const pending * answer);
-    uint64_t put(message number, const blob & body, const void * more, size_t size);
+    uint64_t put(message number, const blob & body, const void * more, size_t size, bool may_wait = false);
+    uint64_t put_sum(const sum_body & body);
+    void await_member(uint64_t id, const connection & member, uint64_t sum);
     static void take_in(const pending & answer, const blob & said);
     void settle(uint64_t id);
     void cannot_send(const std::string & why);

@@ -17,6 +17,8 @@ public:
     void cleared(uint32_t before);
     // A device is to compute; `wanted`: as below. true: this belongs to the check, and is not computed
     bool skips_compute(bool wanted);
+    // Whether what is computed now is of the check: then there is nothing to add up, either
+    bool is_going_on() const { return now == state::going_on; }
     // Results of a device are wanted, by the head or another device; `wanted` notes that. true: they are of the check,
     // and nobody looks at their values
     bool skips_result(bool & wanted) const;

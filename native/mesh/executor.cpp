@@ -4,6 +4,7 @@
 #include "names.h"
 #include "release.h"
 #include "report.h"
+#include "sums.h"
 #include "tensor_range.h"
 #include "trace.h"
 #include "welcome.h"
@@ -112,6 +113,10 @@ void executor::work_off(const wire_header & header, blob & bytes) {
         return push(id, whole<push_body>(bytes));
     case message::take:
         return take(id, whole<take_body>(bytes));
+    case message::sum:
+        return sum(id, whole<sum_body>(bytes));
+    case message::load_parts:
+        return load_parts(id, in);
     default:
         throw bad_message("a head does not send that");
     }
@@ -263,6 +268,30 @@ void executor::compute(uint64_t id, const stored_graph & graph, uint32_t device)
     }
 }
 
+namespace {
+
+// What became of weights, for the head and for the parent
+struct loaded_weights {
+    void add(load_result result, uint64_t size) {
+        results.push_back(static_cast<uint8_t>(result));
+        if (result == load_result::loaded) {
+            count++;
+            bytes += size;
+        }
+    }
+    void tell() const {
+        if (count > 0) {
+            report("loaded " + std::to_string(count) + " " + std::to_string(bytes));
+        }
+    }
+
+    blob results;
+    uint64_t count = 0;
+    uint64_t bytes = 0;
+};
+
+} // namespace
+
 void executor::load(uint64_t id, reader & in) {
     if (in.size() % wire_load_entry::bytes != 0) {
         throw bad_message("LOAD of a part of an entry");
@@ -283,20 +312,56 @@ void executor::load(uint64_t id, reader & in) {
         wanted.push_back(one);
     }
     files.fill(wanted, doing);
-    blob results;
-    uint64_t count = 0;
-    uint64_t bytes = 0;
+    loaded_weights loaded;
     for (const auto & one : wanted) {
-        results.push_back(static_cast<uint8_t>(one.result));
-        if (one.result == load_result::loaded) {
-            count++;
-            bytes += one.size;
-        }
+        loaded.add(one.result, one.size);
     }
-    if (count > 0) {
-        report("loaded " + std::to_string(count) + " " + std::to_string(bytes));
+    loaded.tell();
+    answer(message::loaded, id, std::move(loaded.results));
+}
+
+// Throws bad_message for what does not lie within its buffer or its tensor
+wanted_part executor::take_part(reader & in) {
+    const auto from = wire_load_part::take(in);
+    wanted_part part;
+    if (!type_of_number(from.type, part.whole.type)) {
+        throw bad_message("LOAD_PARTS of a type that this release of ggml does not have");
     }
-    answer(message::loaded, id, std::move(results));
+    // by division: no product may overflow
+    const auto are_within = [&](uint64_t first, uint64_t stride, uint64_t size) {
+        return from.piece > 0 && from.count > 0 && stride >= from.piece && first <= size &&
+               from.piece <= size - first && from.count - 1 <= (size - first - from.piece) / stride;
+    };
+    if (!are_within(from.offset, from.stride, memory.size_of(from.buffer)) ||
+        !are_within(from.first, from.file_stride, from.whole)) {
+        throw bad_message("LOAD_PARTS of more than there is");
+    }
+    part.first = from.first;
+    part.piece = from.piece;
+    part.count = from.count;
+    part.stride = from.stride;
+    part.file_stride = from.file_stride;
+    part.whole.size = from.whole;
+    part.whole.target = memory.find(from.buffer, from.offset, part.span());
+    std::memcpy(part.whole.hash.data(), from.hash, sizeof from.hash);
+    recent.changed(part.whole.target, part.span());
+    memory.filled(from.buffer, part.span());
+    return part;
+}
+
+void executor::load_parts(uint64_t id, reader & in) {
+    if (in.size() % wire_load_part::bytes != 0) {
+        throw bad_message("LOAD_PARTS of a part of an entry");
+    }
+    settle();
+    loaded_weights loaded;
+    while (in.size() > 0) {
+        wanted_part part = take_part(in);
+        files.fill(part, doing);
+        loaded.add(part.whole.result, part.piece * part.count);
+    }
+    loaded.tell();
+    answer(message::loaded, id, std::move(loaded.results));
 }
 
 // Before a device is given what nobody takes
@@ -341,6 +406,37 @@ void executor::take(uint64_t id, const take_body & body) {
         data = from_neighbour(body, std::move(data));
         const uint8_t * first = data.data();
         put(id, where, first, body.size, data);
+    }
+}
+
+void executor::sum(uint64_t id, const sum_body & body) {
+    const sum_task task = task_of(body);
+    const place where = memory.find(body.buffer, body.offset, body.size);
+    for (uint32_t one = 0; one < NEIGHBOURS; one++) {
+        if (one != body.place && (body.members >> one & 1) != 0) {
+            need_neighbour(others, one);
+        }
+    }
+    for (auto & shelf : shelves) {
+        shelf.expect_sums();
+    }
+    // 1. Values that this process can read and write: where they are, or a copy of what the device has computed
+    const bool is_direct = ggml_backend_buffer_is_host(where.buffer) && !under_way.leaves(where.device);
+    blob copied(is_direct ? 0 : body.size);
+    auto * values = reinterpret_cast<float *>(is_direct ? where.data : copied.data());
+    if (body.absent != 0) {
+        std::memset(values, 0, body.size);
+    } else if (!is_direct) {
+        const traced copying("out", where.device);
+        ggml_backend_t backend = devices[where.device].backend;
+        ggml_backend_tensor_get_async(backend, tensor_range(where, body.size).get(), values, 0, body.size);
+        ggml_backend_synchronize(backend);
+    }
+    // 2. The sums, and where they belong
+    add_up(task, values, others, doing);
+    recent.changed(where, body.size);
+    if (!is_direct && body.size > 0) {
+        put(id, where, copied.data(), body.size, copied);
     }
 }
 

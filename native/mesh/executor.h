@@ -59,6 +59,9 @@ private:
     void load(uint64_t id, reader & in);
     void push(uint64_t id, const push_body & body);
     void take(uint64_t id, const take_body & body);
+    void sum(uint64_t id, const sum_body & body);
+    void load_parts(uint64_t id, reader & in);
+    wanted_part take_part(reader & in);
 
     const std::vector<lent_device> & devices;
     const local_weights & files;

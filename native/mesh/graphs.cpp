@@ -283,7 +283,7 @@ const stored_graph & graph_shelf::put(std::unique_ptr<stored_graph> graph) {
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const auto & one) { return one->uid() == graph->uid(); }),
         kept.end());
     kept.push_back(std::move(graph));
-    if (kept.size() > STORED_GRAPHS) {
+    if (kept.size() > most) {
         kept.pop_front();
     }
     return *kept.back();

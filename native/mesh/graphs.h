@@ -51,6 +51,8 @@ class graph_shelf {
 public:
     // The graph that was put here, or nullptr
     const stored_graph * find(uint64_t uid) const;
+    // From now on as many are kept as a model split by tensors has
+    void expect_sums() { most = SUM_GRAPHS; }
     // Keeps it; with the uid 0 until the next one comes
     const stored_graph & put(std::unique_ptr<stored_graph> graph);
     // Of memory that all of them take
@@ -58,6 +60,7 @@ public:
     void clear();
 
 private:
+    size_t most = STORED_GRAPHS;
     std::deque<std::unique_ptr<stored_graph>> kept;
     std::unique_ptr<stored_graph> unnamed;
 };

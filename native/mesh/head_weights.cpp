@@ -33,16 +33,26 @@ const mapped_files::mapping * mapped_files::mapping_at(uint64_t address, uint64_
     return address < found->second.end ? &found->second : nullptr;
 }
 
-const weights_tensor * mapped_files::find(const void * data) {
+// As mapping_at(), of what was mapped meanwhile as well
+const mapped_files::mapping * mapped_files::mapping_of(uint64_t address, uint64_t & first) {
     if (index.files.empty()) {
         return nullptr;
     }
+    const mapping * where = mapping_at(address, first);
+    return where == nullptr && look(address) ? mapping_at(address, first) : where;
+}
+
+const weights_tensor * mapped_files::find_around(const void * data, uint64_t & within) {
     const auto address = reinterpret_cast<uint64_t>(data);
     uint64_t first = 0;
-    const mapping * where = mapping_at(address, first);
-    if (where == nullptr && look(address)) {
-        where = mapping_at(address, first);
-    }
+    const mapping * where = mapping_of(address, first);
+    return where == nullptr ? nullptr : index.around(where->file, address - first + where->offset, within);
+}
+
+const weights_tensor * mapped_files::find(const void * data) {
+    const auto address = reinterpret_cast<uint64_t>(data);
+    uint64_t first = 0;
+    const mapping * where = mapping_of(address, first);
     return where == nullptr ? nullptr : index.at(where->file, address - first + where->offset);
 }
 
@@ -119,36 +129,80 @@ bool weights_loading::take(uint32_t buffer, uint64_t offset, ggml_type type, con
     next.sources.push_back(source);
     note_remote(*source);
     next.bytes += size;
-    if (next.entries.size() == LOAD_ENTRIES || next.bytes >= LOAD_BYTES) {
-        ask();
-    }
+    ask_if_full(next);
     return true;
 }
 
-void weights_loading::ask() {
-    if (next.entries.empty()) {
+// Whether all of the pieces lie within so many bytes, the first one from `first` on
+static bool are_within(uint64_t first, const equal_pieces & pieces, uint64_t stride, uint64_t size) {
+    return pieces.length > 0 && pieces.count > 0 && first <= size && pieces.length <= size - first &&
+           (pieces.count == 1 ||
+               (stride >= pieces.length && pieces.count - 1 <= (size - first - pieces.length) / stride));
+}
+
+bool weights_loading::take_part(
+    uint32_t buffer, uint64_t offset, ggml_type type, const void * data, const equal_pieces & pieces) {
+    std::lock_guard<std::mutex> lock(mutex);
+    uint64_t within = 0;
+    const weights_tensor * source = files.find_around(data, within);
+    if (source == nullptr || source->type != static_cast<uint32_t>(type) || number_of_type(type) == NO_NUMBER ||
+        !are_within(within, pieces, pieces.data_stride, source->size)) {
+        return false;
+    }
+    wire_load_part part;
+    part.buffer = buffer;
+    part.type = number_of_type(type);
+    part.offset = offset;
+    std::memcpy(part.hash, source->hash.data(), sizeof part.hash);
+    part.whole = source->size;
+    part.first = within;
+    part.piece = pieces.length;
+    part.count = pieces.count;
+    part.stride = pieces.count == 1 ? pieces.length : pieces.stride;
+    part.file_stride = pieces.count == 1 ? pieces.length : pieces.data_stride;
+    next_parts.parts.push_back(part);
+    next_parts.sources.push_back(source);
+    note_remote(*source);
+    next_parts.bytes += pieces.count == 1 ? pieces.length : source->size; // what has to be read
+    ask_if_full(next_parts);
+    return true;
+}
+
+void weights_loading::ask_if_full(batch & gathered) {
+    if (gathered.sources.size() == LOAD_ENTRIES || gathered.bytes >= LOAD_BYTES) {
+        ask(gathered);
+    }
+}
+
+void weights_loading::ask(batch & gathered) {
+    if (gathered.sources.empty()) {
         return;
     }
-    auto one = std::make_unique<batch>(std::move(next));
-    next = batch();
-    one->results.resize(one->entries.size());
+    auto one = std::make_unique<batch>(std::move(gathered));
+    gathered = batch();
+    one->results.resize(one->sources.size());
     writer out;
     for (const auto & entry : one->entries) {
         entry.put(out);
     }
-    one->id =
-        worker.ask(message::load, out.data, message::loaded, one->results.data(), one->results.size(), one->bytes);
+    for (const auto & part : one->parts) {
+        part.put(out);
+    }
+    const message number = one->parts.empty() ? message::load : message::load_parts;
+    one->id = worker.ask(number, out.data, message::loaded, one->results.data(), one->results.size(), one->bytes);
     asked.push_back(std::move(one));
 }
 
 void weights_loading::ask_now() {
     std::lock_guard<std::mutex> lock(mutex);
-    ask();
+    ask(next);
+    ask(next_parts);
 }
 
 bool weights_loading::settle() {
     std::lock_guard<std::mutex> lock(mutex);
-    ask();
+    ask(next);
+    ask(next_parts);
     // where one fails, those behind it are still to be answered, into what they have
     while (!broken && !asked.empty()) {
         const batch & one = *asked.front();
@@ -171,14 +225,23 @@ bool weights_loading::files_unchanged() {
 
 bool weights_loading::finish(const batch & done) {
     uint64_t sent = 0;
-    for (size_t i = 0; i < done.entries.size(); i++) {
+    for (size_t i = 0; i < done.sources.size(); i++) {
         if (done.results[i] == static_cast<uint8_t>(load_result::loaded)) {
             continue;
         }
-        if (!write_from_file(done.entries[i], *done.sources[i])) {
-            return false;
+        const weights_tensor & source = *done.sources[i];
+        if (done.parts.empty()) {
+            const auto & entry = done.entries[i];
+            if (!write_from_file(entry.buffer, entry.offset, source, 0, entry.size)) {
+                return false;
+            }
+            sent += entry.size;
+        } else {
+            if (!write_parts(done.parts[i], source)) {
+                return false;
+            }
+            sent += done.parts[i].piece * done.parts[i].count;
         }
-        sent += done.entries[i].size;
     }
     if (sent > 0) {
         std::fprintf(stderr, "mesh: %s lacks weights, %" PRIu64 " bytes are sent\n", worker.name().c_str(), sent);
@@ -186,13 +249,24 @@ bool weights_loading::finish(const batch & done) {
     return true;
 }
 
-// The mapping may be gone by now: llama.cpp unmaps what it has handed on
-bool weights_loading::write_from_file(const wire_load_entry & entry, const weights_tensor & source) {
-    blob piece(std::min<uint64_t>(entry.size, PIECE_BYTES));
-    for (uint64_t done = 0; done < entry.size;) {
-        const size_t wanted = std::min<uint64_t>(piece.size(), entry.size - done);
-        const ssize_t n =
-            pread(files.descriptor(source.file), piece.data(), wanted, static_cast<off_t>(source.offset + done));
+bool weights_loading::write_parts(const wire_load_part & part, const weights_tensor & source) {
+    for (uint64_t i = 0; i < part.count; i++) {
+        const uint64_t first = part.first + i * part.file_stride;
+        if (!write_from_file(part.buffer, part.offset + i * part.stride, source, first, part.piece)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// So many bytes of the source from `first` on. The mapping may be gone by now: llama.cpp unmaps what it has handed on
+bool weights_loading::write_from_file(
+    uint32_t buffer, uint64_t offset, const weights_tensor & source, uint64_t first, uint64_t size) {
+    blob piece(std::min<uint64_t>(size, PIECE_BYTES));
+    for (uint64_t done = 0; done < size;) {
+        const size_t wanted = std::min<uint64_t>(piece.size(), size - done);
+        const auto where = static_cast<off_t>(source.offset + first + done);
+        const ssize_t n = pread(files.descriptor(source.file), piece.data(), wanted, where);
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -201,8 +275,8 @@ bool weights_loading::write_from_file(const wire_load_entry & entry, const weigh
             return false;
         }
         write_body body;
-        body.buffer = entry.buffer;
-        body.offset = entry.offset + done;
+        body.buffer = buffer;
+        body.offset = offset + done;
         if (!worker.send(body, piece.data(), static_cast<size_t>(n))) {
             return false;
         }

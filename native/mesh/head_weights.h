@@ -23,6 +23,8 @@ public:
 
     // The tensor of the index that lies at data, or nullptr
     const weights_tensor * find(const void * data);
+    // The tensor of the index in which it lies, and how many bytes from its beginning; or nullptr
+    const weights_tensor * find_around(const void * data, uint64_t & within);
 
     // The file, opened here; -1: it is not mapped
     int descriptor(uint32_t file) const;
@@ -36,6 +38,7 @@ private:
         uint64_t offset;
         uint32_t file;
     };
+    const mapping * mapping_of(uint64_t address, uint64_t & first);
     bool look(uint64_t address);
     const mapping * mapping_at(uint64_t address, uint64_t & first) const;
     int open_file(const char * path, uint64_t inode, uint32_t & file) const;
@@ -45,6 +48,14 @@ private:
     std::map<uint32_t, int> descriptors;  // of files
 };
 
+// Pieces of one length, equally far apart: from the beginning of one to that of the next, there and here
+struct equal_pieces {
+    uint64_t length;
+    uint64_t count;
+    uint64_t stride;
+    uint64_t data_stride;
+};
+
 // What one worker has been asked to load, and has not said yet
 class weights_loading {
 public:
@@ -52,6 +63,10 @@ public:
 
     // false: it has to be written, as ever
     bool take(uint32_t buffer, uint64_t offset, ggml_type type, const void * data, size_t size);
+
+    // The same for a part of a tensor
+    bool take_part(
+        uint32_t buffer, uint64_t offset, ggml_type type, const void * data, const equal_pieces & pieces);
 
     // Asks for all that was taken, and waits for nothing
     void ask_now();
@@ -63,20 +78,24 @@ public:
 
 private:
     struct batch {
-        std::vector<wire_load_entry> entries;
+        std::vector<wire_load_entry> entries; // of LOAD, or else
+        std::vector<wire_load_part> parts;    // of LOAD_PARTS
         std::vector<const weights_tensor *> sources;
         blob results;
         uint64_t bytes = 0;
         uint64_t id = 0;
     };
-    void ask();
+    void ask(batch & gathered);
+    void ask_if_full(batch & gathered);
     bool finish(const batch & done);
-    bool write_from_file(const wire_load_entry & entry, const weights_tensor & source);
+    bool write_from_file(uint32_t buffer, uint64_t offset, const weights_tensor & source, uint64_t first, uint64_t size);
+    bool write_parts(const wire_load_part & part, const weights_tensor & source);
 
     connection & worker;
     mapped_files files;
     std::mutex mutex;
     batch next;
+    batch next_parts;
     std::deque<std::unique_ptr<batch>> asked; // none is moved or goes while its answer may come
     bool broken = false;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -17,6 +18,20 @@ static constexpr uint64_t CHUNK = 4 * 1024 * 1024;
 
 // so many are on the way at once: the file does not wait for the device, nor the device for the file
 static constexpr size_t READERS = 4;
+
+static bool read_all(int descriptor, uint8_t * target, uint64_t size, uint64_t first) {
+    for (uint64_t done = 0; done < size;) {
+        const ssize_t n = pread(descriptor, target + done, size - done, static_cast<off_t>(first + done));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return false;
+        }
+        done += static_cast<uint64_t>(n);
+    }
+    return true;
+}
 
 void local_weights::fill(std::vector<wanted_weights> & all, progress & doing) const {
     std::vector<wanted_weights *> wanted;
@@ -44,6 +59,48 @@ void local_weights::fill(std::vector<wanted_weights> & all, progress & doing) co
             tensor_range(one.target, one.size).clear();
         }
     }
+}
+
+void local_weights::fill(wanted_part & part, progress & doing) const {
+    wanted_weights & whole = part.whole;
+    while (choose(whole)) {
+        const weights_file & file = index.files[whole.source->file];
+        const bool done = read_parts(part, doing);
+        if (done && file.unchanged(file.descriptor)) {
+            return;
+        }
+        whole.result = done ? load_result::file_changed : load_result::unreadable;
+    }
+    if (whole.source != nullptr) { // as above
+        tensor_range(whole.target, part.span()).clear();
+    }
+}
+
+// Whole stretches of the file, of which what others have is dropped: pieces are short, and a disk reads more anyway
+bool local_weights::read_parts(const wanted_part & part, progress & doing) const {
+    const wanted_weights & whole = part.whole;
+    const int descriptor = index.files[whole.source->file].descriptor;
+    const bool is_dense = part.stride == part.piece;
+    const uint64_t at_once = std::max<uint64_t>(CHUNK / part.file_stride, 1);
+    blob staging(std::min(at_once, part.count) * part.file_stride);
+    tensor_range target(whole.target, part.span());
+    for (uint64_t done = 0; done < part.count; done += at_once) {
+        const uint64_t count = std::min(at_once, part.count - done);
+        const uint64_t size = (count - 1) * part.file_stride + part.piece;
+        const uint64_t first = whole.source->offset + part.first + done * part.file_stride;
+        if (!read_all(descriptor, staging.data(), size, first)) {
+            return false;
+        }
+        for (uint64_t i = 1; i < count && is_dense; i++) {
+            std::memmove(staging.data() + i * part.piece, staging.data() + i * part.file_stride, part.piece);
+        }
+        for (uint64_t i = 0; i < (is_dense ? 1 : count); i++) {
+            const uint64_t bytes = is_dense ? count * part.piece : part.piece;
+            target.write(staging.data() + i * part.file_stride, (done + i) * part.stride, bytes);
+        }
+        doing.steps++;
+    }
+    return true;
 }
 
 // Where to read from: the same content may lie in several files, and the first one that can be read will do. false:
@@ -120,16 +177,8 @@ bool local_weights::read_piece(const wanted_weights & one, uint64_t first, uint8
     const uint64_t size = std::min(one.size - first, CHUNK);
     const bool direct = ggml_backend_buffer_is_host(one.target.buffer);
     uint8_t * target = direct ? one.target.data + first : staging;
-    for (uint64_t done = 0; done < size;) {
-        const auto where = static_cast<off_t>(one.source->offset + first + done);
-        const ssize_t n = pread(descriptor, target + done, size - done, where);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return false;
-        }
-        done += static_cast<uint64_t>(n);
+    if (!read_all(descriptor, target, size, one.source->offset + first)) {
+        return false;
     }
     if (!direct) {
         tensor_range(one.target, one.size).write(staging, first, size);

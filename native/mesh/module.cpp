@@ -4,6 +4,7 @@
 // GGML_MESH_REPORT_FD that of lines for the parent process. GGML_MESH_ACTIVATIONS says how hidden states cross.
 #include "activations.h"
 #include "client.h"
+#include "client_sums.h"
 #include "describe.h"
 #include "descriptor.h"
 #include "host.h"
@@ -32,6 +33,17 @@ static size_t get_device_count(ggml_backend_reg_t) {
 
 static ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) {
     return &all_devices[index]->device;
+}
+
+static void * get_address(ggml_backend_reg_t, const char * name) {
+    const std::string wanted = name;
+    if (wanted == "ggml_backend_comm_init") {
+        return reinterpret_cast<void *>(open_sums);
+    }
+    if (wanted == "ggml_backend_comm_free") {
+        return reinterpret_cast<void *>(close_sums);
+    }
+    return wanted == "ggml_backend_comm_allreduce_tensor" ? reinterpret_cast<void *>(compute_sum) : nullptr;
 }
 
 static int descriptor_of(const char * name, const std::string & text) {
@@ -108,6 +120,7 @@ static ggml_backend_reg_t open_all() {
     registry.iface.get_name = get_name;
     registry.iface.get_device_count = get_device_count;
     registry.iface.get_device = get_device;
+    registry.iface.get_proc_address = get_address;
     try {
         const std::string reports = variable("GGML_MESH_REPORT_FD");
         if (!reports.empty()) {
@@ -116,6 +129,7 @@ static ggml_backend_reg_t open_all() {
         check_host();
         choose_waiting();
         choose_activations(variable("GGML_MESH_ACTIVATIONS"));
+        choose_sums(variable("GGML_MESH_SUMS"));
         all_devices = open_workers(inherited_sockets(), &registry, index_of_head());
         take_memory();
         if (!all_devices.empty()) {

@@ -6,6 +6,8 @@
 
 namespace mesh {
 
+static constexpr char SOMETHING_ELSE[] = "it pushed something else than the head says";
+
 neighbours::neighbours(const std::vector<neighbour_socket> & sockets, bool more) {
     for (const auto & one : sockets) {
         add(one);
@@ -91,13 +93,16 @@ void neighbours::neighbour::read() {
         wire_header header;
         while (link.read_header(header)) {
             piece one;
+            one.is_summand = header.kind == static_cast<uint16_t>(message::summand);
             uint8_t token[pushed_body::bytes];
             link.read_body(token, sizeof token);
             reader in(token, sizeof token);
             one.token = pushed_body::take(in).token;
             one.data.resize(header.size - sizeof token);
             link.read_body(one.data.data(), one.data.size());
-            tell_came();
+            if (!one.is_summand) { // a token has hundreds, and the parent no use for each of them
+                tell_came();
+            }
             const size_t size = sizeof one + one.data.size();
             if (!coming.put(std::move(one), size)) {
                 return;
@@ -163,16 +168,41 @@ void neighbours::push(uint32_t number, uint64_t token, blob data) {
     to.tell_pushed(size);
 }
 
-blob neighbours::take(uint32_t number, uint64_t token, uint32_t size) {
+void neighbours::push_summand(uint32_t number, uint64_t token, const blob & data) {
+    neighbour & to = at(number);
+    if (!to.going.wait_for_room()) {
+        fail(number, "it takes no more");
+    }
+    summand_body body;
+    body.token = token;
+    writer out;
+    body.put(out);
+    to.going.put(message::summand, 0, out.data, data.data(), data.size(), false);
+}
+
+// Waits for it
+blob neighbours::take_next(uint32_t number, uint64_t token, bool is_summand) {
     neighbour & from = at(number);
     piece one;
     if (!from.coming.take(one)) {
         fail(number, from.why);
     }
-    if (one.token != token || one.data.size() != size) {
-        fail(number, "it pushed something else than the head says");
+    if (one.token != token || one.is_summand != is_summand) {
+        fail(number, SOMETHING_ELSE);
     }
     return std::move(one.data);
+}
+
+blob neighbours::take(uint32_t number, uint64_t token, uint32_t size) {
+    blob data = take_next(number, token, false);
+    if (data.size() != size) {
+        fail(number, SOMETHING_ELSE);
+    }
+    return data;
+}
+
+blob neighbours::take_summand(uint32_t number, uint64_t token) {
+    return take_next(number, token, true);
 }
 
 } // namespace mesh

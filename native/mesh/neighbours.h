@@ -34,6 +34,10 @@ public:
     virtual void push(uint32_t number, uint64_t token, blob data) = 0;
     // Waits for it
     virtual blob take(uint32_t number, uint64_t token, uint32_t size) = 0;
+
+    // The same for a piece of a sum, of any size that one may have
+    virtual void push_summand(uint32_t number, uint64_t token, const blob & data) = 0;
+    virtual blob take_summand(uint32_t number, uint64_t token) = 0;
 };
 
 // The session ends; nobody waits for what was asked any more
@@ -60,6 +64,8 @@ public:
     std::vector<uint32_t> numbers() const override;
     void push(uint32_t number, uint64_t token, blob data) override;
     blob take(uint32_t number, uint64_t token, uint32_t size) override;
+    void push_summand(uint32_t number, uint64_t token, const blob & data) override;
+    blob take_summand(uint32_t number, uint64_t token) override;
 
     // From any thread: whoever waits in numbers(), push() or take() is interrupted
     void end();
@@ -67,6 +73,7 @@ public:
 private:
     struct piece {
         uint64_t token;
+        bool is_summand;
         blob data;
     };
     // Its threads read ahead and write behind, so that two workers that push to each other never wait for each other
@@ -87,6 +94,7 @@ private:
         uint64_t came = 0;
         std::thread reading;
     };
+    blob take_next(uint32_t number, uint64_t token, bool is_summand);
     void await_all() const;
     neighbour & at(uint32_t number) const;
     [[noreturn]] void fail(uint32_t number, const std::string & why) const;

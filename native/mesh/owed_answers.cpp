@@ -12,6 +12,7 @@ static bool is_awaited(message number) {
     case message::write:
     case message::copy:
     case message::take:
+    case message::sum:
         return false;
     default:
         return true;
@@ -20,7 +21,7 @@ static bool is_awaited(message number) {
 
 void owed_answers::add(message number, uint64_t id, uint64_t bytes) {
     next.graph = number == message::graph || number == message::compute;
-    next.load = number == message::load;
+    next.load = number == message::load || number == message::load_parts;
     (next.load ? next.loaded : next.inputs) += bytes;
     if (is_awaited(number)) {
         next.id = id;
@@ -41,6 +42,19 @@ void owed_answers::add_taker(uint64_t push, const std::atomic<uint64_t> & taker,
             one->waits.push_back({ push, &taker, take });
         }
     }
+}
+
+void owed_answers::add_sum(uint64_t id, uint64_t bytes) {
+    next.taken_bytes += bytes;
+    add(message::sum, id, bytes);
+}
+
+void owed_answers::add_member(uint64_t id, const std::atomic<uint64_t> & member, uint64_t sum) {
+    debt * found = &next; // of the first answer from this SUM on
+    for (auto one = all.rbegin(); one != all.rend() && one->id >= id; ++one) {
+        found = &*one;
+    }
+    found->waits.push_back({ id, &member, sum });
 }
 
 uint64_t owed_answers::at() const {

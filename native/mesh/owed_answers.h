@@ -26,6 +26,11 @@ public:
     // This PUSH, added before, may have to wait until that other worker is at this TAKE of its own
     void add_taker(uint64_t push, const std::atomic<uint64_t> & taker, uint64_t take);
 
+    // A SUM, which somebody else waits for and which waits for them; add_member() says for whom. `bytes`: that come
+    void add_sum(uint64_t id, uint64_t bytes);
+    // This SUM, added before, has to wait until that other worker is at this SUM of its own
+    void add_member(uint64_t id, const std::atomic<uint64_t> & member, uint64_t sum);
+
     // All requests up to this one are done
     void settle(uint64_t id);
 

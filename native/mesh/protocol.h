@@ -9,12 +9,15 @@
 
 namespace mesh {
 
-constexpr uint32_t VERSION = 5;
+constexpr uint32_t VERSION = 6;
 constexpr uint32_t OPERATION_COUNT = 63;
 constexpr uint32_t TYPE_COUNT = 32;
 constexpr uint32_t PIECE_BYTES = 4194304; // bytes
 constexpr uint32_t GRAPH_TENSORS = 32768; // tensors
 constexpr uint32_t STORED_GRAPHS = 8; // graphs
+constexpr uint32_t SUM_GRAPHS = 1024; // graphs
+constexpr uint32_t SUM_BYTES = 33554432; // bytes
+constexpr uint32_t SUMMAND_BYTES = 262144; // bytes
 constexpr uint32_t LOAD_ENTRIES = 1024; // tensors
 constexpr uint32_t DEVICES = 16; // devices
 constexpr uint32_t NEIGHBOURS = 16; // workers
@@ -42,6 +45,8 @@ enum class message : uint16_t {
     push = 12,
     take = 13,
     meet = 14,
+    sum = 15,
+    load_parts = 16,
     welcome = 129,
     allocated = 130,
     data = 134,
@@ -50,6 +55,7 @@ enum class message : uint16_t {
     progress = 140,
     met = 142,
     pushed = 192,
+    summand = 193,
     failed = 255,
 };
 
@@ -123,6 +129,23 @@ struct wire_load_entry {
     uint8_t hash[32] = {}; // BLAKE3-256 of those bytes
     void put(writer & out) const { out.put(buffer); out.put(type); out.put(offset); out.put(size); out.put_all(hash); }
     static wire_load_entry take(reader & in) { wire_load_entry body; in.take(body.buffer); in.take(body.type); in.take(body.offset); in.take(body.size); in.take_all(body.hash); return body; }
+};
+
+// pieces of a tensor of a file, of one length and equally far apart, put into a buffer
+struct wire_load_part {
+    static constexpr size_t bytes = 96;
+    uint32_t buffer = {}; // as TENSOR
+    uint32_t type = {}; // as TENSOR
+    uint64_t offset = {}; // bytes, in its buffer, of the first piece
+    uint8_t hash[32] = {}; // BLAKE3-256 of the whole tensor in the file
+    uint64_t whole = {}; // bytes of that
+    uint64_t first = {}; // bytes, in the tensor of the file, of the first piece
+    uint64_t piece = {}; // bytes of each piece
+    uint64_t count = {}; // of pieces
+    uint64_t stride = {}; // bytes from one piece to the next in the buffer: no fewer than a piece
+    uint64_t file_stride = {}; // likewise in the file
+    void put(writer & out) const { out.put(buffer); out.put(type); out.put(offset); out.put_all(hash); out.put(whole); out.put(first); out.put(piece); out.put(count); out.put(stride); out.put(file_stride); }
+    static wire_load_part take(reader & in) { wire_load_part body; in.take(body.buffer); in.take(body.type); in.take(body.offset); in.take_all(body.hash); in.take(body.whole); in.take(body.first); in.take(body.piece); in.take(body.count); in.take(body.stride); in.take(body.file_stride); return body; }
 };
 
 // first, and once
@@ -265,6 +288,29 @@ struct meet_body {
     static meet_body take(reader & ) { meet_body body;  return body; }
 };
 
+// add up values of f32 that several workers have: each sends its own to all others, and adds them in the order of places, so that all have the same bits
+struct sum_body {
+    static constexpr message number = message::sum; static constexpr size_t bytes = 48;
+    uint32_t members = {}; // a bit for each worker that takes part, by its place: this one, and one or more of MET
+    uint32_t place = {}; // of this worker
+    uint32_t buffer = {};
+    uint32_t row = {}; // values in a row
+    uint32_t form = {}; // how they cross: 0 as f32, 1 as [half rows](#half-rows), 2 in blocks of 32 as q8_0
+    uint32_t absent = {}; // 1: this worker has computed nothing, and has zeros; else 0
+    uint64_t offset = {}; // bytes
+    uint64_t size = {}; // bytes in the buffer: whole rows, up to SUM_BYTES
+    uint64_t token = {}; // as PUSH: the same for all members
+    void put(writer & out) const { out.put(members); out.put(place); out.put(buffer); out.put(row); out.put(form); out.put(absent); out.put(offset); out.put(size); out.put(token); }
+    static sum_body take(reader & in) { sum_body body; in.take(body.members); in.take(body.place); in.take(body.buffer); in.take(body.row); in.take(body.form); in.take(body.absent); in.take(body.offset); in.take(body.size); in.take(body.token); return body; }
+};
+
+// fill parts of tensors from the worker's own files
+struct load_parts_body {
+    static constexpr message number = message::load_parts; static constexpr size_t bytes = 0;
+    void put(writer & ) const { /* nothing */  }
+    static load_parts_body take(reader & ) { load_parts_body body;  return body; }
+};
+
 // what there is
 struct welcome_body {
     static constexpr message number = message::welcome; static constexpr size_t bytes = 16;
@@ -333,6 +379,14 @@ struct pushed_body {
     static pushed_body take(reader & in) { pushed_body body; in.take(body.token); return body; }
 };
 
+// a piece of its values for a SUM, in the order of the pieces and sums
+struct summand_body {
+    static constexpr message number = message::summand; static constexpr size_t bytes = 8;
+    uint64_t token = {}; // of the SUM
+    void put(writer & out) const { out.put(token); }
+    static summand_body take(reader & in) { summand_body body; in.take(body.token); return body; }
+};
+
 // why the worker ends the connection, in answer to any request
 struct failed_body {
     static constexpr message number = message::failed; static constexpr size_t bytes = 0;
@@ -357,6 +411,8 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 12: least = 32; most = 32; return from == sender::head; // PUSH
         case 13: least = 32; most = 32; return from == sender::head; // TAKE
         case 14: least = 0; most = 0; return from == sender::head; // MEET
+        case 15: least = 48; most = 48; return from == sender::head; // SUM
+        case 16: least = 0; most = 98304; return from == sender::head; // LOAD_PARTS
         case 129: least = 16; most = 4172; return from == sender::worker; // WELCOME
         case 130: least = 4; most = 4; return from == sender::worker; // ALLOCATED
         case 134: least = 0; most = 4194304; return from == sender::worker; // DATA
@@ -365,6 +421,7 @@ inline bool body_limits(uint16_t number, sender from, uint32_t & least, uint32_t
         case 140: least = 32; most = 32; return from == sender::worker; // PROGRESS
         case 142: least = 0; most = 64; return from == sender::worker; // MET
         case 192: least = 8; most = 4194312; return from == sender::neighbour; // PUSHED
+        case 193: least = 8; most = 262152; return from == sender::neighbour; // SUMMAND
         case 255: least = 0; most = 256; return from == sender::worker; // FAILED
         default: return false;
     }

@@ -39,6 +39,19 @@ const weights_tensor * weights_index::at(uint32_t file, uint64_t offset) const {
     return found == by_offset[file].end() ? nullptr : &tensors[found->second];
 }
 
+const weights_tensor * weights_index::around(uint32_t file, uint64_t offset, uint64_t & within) const {
+    if (file >= by_offset.size()) {
+        return nullptr;
+    }
+    const auto behind = by_offset[file].upper_bound(offset);
+    if (behind == by_offset[file].begin()) {
+        return nullptr;
+    }
+    const weights_tensor & found = tensors[std::prev(behind)->second];
+    within = offset - found.offset;
+    return within < found.size ? &found : nullptr;
+}
+
 static std::runtime_error wrong(const std::string & what) {
     return std::runtime_error(what);
 }

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -51,6 +52,8 @@ public:
     const std::vector<uint32_t> & with_hash(const weights_hash & hash) const;
     // The tensor that begins there, or nullptr
     const weights_tensor * at(uint32_t file, uint64_t offset) const;
+    // The tensor in which this byte lies, `within` bytes from its beginning; or nullptr
+    const weights_tensor * around(uint32_t file, uint64_t offset, uint64_t & within) const;
 
 private:
     void parse_line(const std::string & line);
@@ -61,7 +64,7 @@ private:
         size_t operator()(const weights_hash & hash) const;
     };
     std::unordered_map<weights_hash, std::vector<uint32_t>, hash_of_hash> by_hash;
-    std::vector<std::unordered_map<uint64_t, uint32_t>> by_offset; // one for each file
+    std::vector<std::map<uint64_t, uint32_t>> by_offset; // one for each file
 };
 
 } // namespace mesh

@@ -1,7 +1,6 @@
 // The client's backend and a session at the other end of its socket, against the CPU by itself.
 #include "check.h"
-#include "client.h"
-#include "served.h"
+#include "cpu_client.h"
 #include "welcoming.h"
 
 #include "ggml-alloc.h"
@@ -13,17 +12,6 @@
 using namespace mesh;
 
 static ggml_backend_reg no_registry = {};
-
-// A client and its backend; both are for as long as the process is
-static ggml_backend_t open_client(uint32_t place = 0, const std::vector<neighbour_socket> & sockets = {}) {
-    static const weights_index none;
-    auto * server = new served(sockets);
-    server->detach();
-    const auto devices = open_workers({ { server->own_end } }, &no_registry, none, place);
-    CHECK(devices.size() == 1 && devices[0]->name == "MESH" + std::to_string(place));
-    return ggml_backend_dev_init(&devices[0]->device, nullptr);
-}
-
 static std::vector<float> noise(size_t count, uint32_t seed) {
     std::vector<float> values(count);
     for (auto & value : values) {

@@ -12,16 +12,20 @@ using namespace mesh;
 
 static constexpr uint64_t SIZE = 64;
 
-// A file of ones, and an index of the first of them
+// A file of ones, and an index of it as one tensor
 class ones_file {
 public:
     ones_file() {
         char name[] = "/tmp/mesh-tests-XXXXXX";
         descriptor = mkstemp(name);
         unlink(name);
-        const blob ones(SIZE, 1);
+        rewrite(blob(SIZE, 1));
+    }
+    ~ones_file() { close(descriptor); }
+
+    void rewrite(const blob & bytes) {
         struct stat is = {};
-        CHECK(write(descriptor, ones.data(), SIZE) == SIZE && fstat(descriptor, &is) == 0);
+        CHECK(pwrite(descriptor, bytes.data(), SIZE, 0) == SIZE && fstat(descriptor, &is) == 0);
 #ifdef __APPLE__
         const timespec changed = is.st_mtimespec;
         const timespec noted = is.st_ctimespec;
@@ -34,7 +38,6 @@ public:
                               " " + ns(changed) + " " + ns(noted) + " " + std::to_string(is.st_ino) +
                               "\ntensor 0 0 0 " + std::to_string(SIZE) + " " + std::string(64, '0') + " one\nend\n");
     }
-    ~ones_file() { close(descriptor); }
 
     weights_index index;
     int descriptor;
@@ -75,4 +78,49 @@ TEST(bytes_of_a_file_that_changes_while_it_is_read_do_not_stay) {
     CHECK(kept.first == load_result::loaded && kept.second == blob(SIZE, 1));
     const auto changed = loaded(true);
     CHECK(changed.first == load_result::file_changed && changed.second == blob(SIZE, 0));
+}
+
+// Pieces of a file whose bytes count from 0
+static std::pair<load_result, blob> loaded_parts(wanted_part part, bool changes = false) {
+    ones_file file;
+    blob counted(SIZE);
+    for (uint8_t i = 0; i < SIZE; i++) {
+        counted[i] = i;
+    }
+    file.rewrite(counted);
+    late_device & device = *new late_device();
+    const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(&device.memory, SIZE));
+    set_at_first = buffer->iface.set_tensor;
+    buffer->iface.set_tensor = set_and_change;
+    to_be_changed = changes ? file.descriptor : -1;
+    part.whole.target = { buffer.get(), static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer.get())) };
+    part.whole.size = SIZE;
+    progress doing;
+    local_weights(file.index).fill(part, doing);
+    const std::vector<uint8_t> bytes = device.last_buffer();
+    return { part.whole.result, blob(bytes.begin(), bytes.begin() + 12) };
+}
+
+static wanted_part parts(uint64_t first, uint64_t piece, uint64_t count, uint64_t stride, uint64_t file_stride) {
+    wanted_part part;
+    part.first = first;
+    part.piece = piece;
+    part.count = count;
+    part.stride = stride;
+    part.file_stride = file_stride;
+    return part;
+}
+
+TEST(parts_of_a_tensor_are_read_from_where_they_lie) {
+    const blob packed = { 2, 3, 12, 13, 22, 23, 32, 33, 42, 43, 0, 0 };
+    CHECK(loaded_parts(parts(2, 2, 5, 2, 10)).second == packed);
+    const blob spread = { 4, 0, 0, 24, 0, 0, 44, 0, 0, 0, 0, 0 };
+    CHECK(loaded_parts(parts(4, 1, 3, 3, 20)).second == spread);
+    const blob one = { 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61 };
+    CHECK(loaded_parts(parts(50, 14, 1, 14, 14)).second == one);
+}
+
+TEST(parts_of_a_file_that_changes_while_it_is_read_do_not_stay) {
+    const auto changed = loaded_parts(parts(0, 2, 5, 2, 10), true);
+    CHECK(changed.first == load_result::file_changed && changed.second == blob(12, 0));
 }

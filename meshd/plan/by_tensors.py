@@ -1,0 +1,113 @@
+"""Make of a plan by layers one by tensors: all workers compute each layer together (docs/decisions/0092).
+
+llama.cpp gives each worker whole groups of heads that share a KV head and blocks of the feed-forward part,
+and has the workers add up their results twice a layer. Beside its share of the weights and of the cache, each
+worker holds what is not divided (norms, and the output of a tied model), and all of the memory for computing.
+The head keeps the embeddings, and samples.
+
+Nothing of this is predicted yet: such a plan is only made for whoever asks for it.
+"""
+
+from dataclasses import replace
+
+from meshd.model.layers import ModelLayers, compute_bound
+from meshd.plan.by_memory import share_out
+from meshd.plan.over_offers import MOST
+from meshd.plan.reasons import ByTensors, Reason
+from meshd.plan.split import DeviceShare, NoSplit, Plan
+from meshd.plan.wishes import HeadOptions, read_llama_args
+
+# Architectures of llama.cpp of which a test has the same answers by layers and by tensors.
+ARCHITECTURES = frozenset({"llama", "qwen3"})
+MOST_WORKERS = 4
+_ASK_FOR_LAYERS = "serve without `--split tensor`: the workers then have whole layers"
+
+
+def for_layers(options: HeadOptions) -> HeadOptions:
+    """Return the options for the plan by layers that `by_tensors` starts from: all of it on workers."""
+    return replace(options, devices=("none",), output="worker", min_workers=options.min_workers or 2)
+
+
+def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions) -> Plan:
+    """Return the plan with each layer on all of its workers. Raises NoSplit with the reason if that cannot be.
+
+    Shares are those of `--tensor-split`, or equal.
+    """
+    # 1. What is needed of the plan, the model and the options.
+    if why := _why_not(layers, plan, options):
+        raise NoSplit(f"the model cannot be split by tensors: {why}", hint=_ASK_FOR_LAYERS)
+    # 2. A share of each worker, in layers.
+    given = [share for share in options.tensor_split if share] or [1.0] * len(plan.taking)
+    counts = share_out(given, layers.count)
+    micro_batch = read_llama_args(options.llama_args).micro_batch
+    shape = plan.shape if micro_batch else replace(plan.shape, micro_batch=max(MOST, plan.shape.parallel))
+    plan = replace(plan, shape=shape)
+    shares = [_share(layers, plan, share, count) for share, count in zip(plan.taking, counts, strict=True)]
+    # 3. It has to fit.
+    for share in shares:
+        if share.total > share.device.free:
+            need, have = share.total >> 20, share.device.free >> 20
+            raise NoSplit(
+                f"the model cannot be split by tensors: {share.device.label} has {have} MiB free, and would "
+                f"need {need} MiB",
+                hint=_ASK_FOR_LAYERS,
+            )
+    idle = [replace(share, layers=0) for share in plan.shares if not share.layers]
+    reasons: tuple[Reason, ...] = (ByTensors(plan.nodes),)
+    return replace(
+        plan,
+        shares=(*idle, *shares),
+        gpu_layers=layers.count + 1,
+        tensor_split=tuple(counts),
+        override_tensor="",
+        input_on_worker=False,
+        by_tensors=True,
+        reasons=(*reasons, *plan.reasons),
+    )
+
+
+def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
+    """Return why this cannot be split by tensors; empty if it can."""
+    devices = [share.device for share in plan.taking]
+    others = [share for share in plan.shares if not share.layers and not share.device.is_head]
+    args = read_llama_args(options.llama_args)
+    if layers.architecture not in ARCHITECTURES:
+        return f"models of the architecture `{layers.architecture}` have not been tried"
+    if any(device.is_head or device.is_plain for device in devices) or others:
+        return "all devices of the plan must be those of workers that compute"
+    if not 2 <= len(devices) <= MOST_WORKERS or len({device.node for device in devices}) < len(devices):
+        return f"it takes two to {MOST_WORKERS} workers, each with one device, and there are {len(devices)}"
+    if plan.override_tensor:
+        return "the matrix that makes logits must be on the workers"
+    if not args.flash_attention:
+        return "it needs flash attention, and `-fa off` is given"
+    if not options.push:
+        return "the workers have to reach each other, and `no_push` is set"
+    return ""
+
+
+def _share(layers: ModelLayers, plan: Plan, share: DeviceShare, count: int) -> DeviceShare:
+    """Return the worker's share if it has `count` layers' worth of each layer.
+
+    Heads and blocks are whole, so it may have more than its share of one layer, and less of another: by no
+    more than a layer in all.
+    """
+    part = count / layers.count
+    weights = layers.padded_layers if share.device.is_gpu else layers.layers
+    cache = layers.cache.layer_bytes(plan.shape)
+    undivided = layers.shared + layers.output + layers.output_rest
+    return replace(
+        share,
+        layers=count,
+        weights=int(part * sum(weights)) + max(weights) + undivided,
+        copies=0,
+        cache=int(part * sum(cache)) + max(cache),
+        compute=compute_bound(
+            layers,
+            plan.shape,
+            on_gpu=share.device.is_gpu,
+            with_layers=True,
+            with_output=True,
+            pipelined=False,
+        ),
+    )
