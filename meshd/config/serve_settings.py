@@ -117,11 +117,12 @@ class ModelSettings:
         Setting(
             form=choice("auto", "always", "layers", "tensor"),
             metavar="auto|always|layers|tensor",
-            help="workers to use: auto or layers, those predicted to be fastest, at least --min-workers; always, "
-            "all, with layers by free memory; or tensor, all, each with a part of every layer (experimental)",
-            more="`meshd plan` shows the prediction; there is none for tensor, which pays only for slow machines "
-            "on one cable, and falls back to layers with the reason. --tensor-split replaces auto and always, "
-            "and gives the shares of tensor.",
+            help="workers to use: auto or layers, those predicted to be fastest, at least --min-workers; "
+            "always, all, with layers by free memory; tensor (experimental), all, each with a part of every "
+            "layer",
+            more="`meshd plan` shows the prediction. There is none for tensor, which is faster only for slow "
+            "machines on one cable; where it cannot be, the split is by layers. --tensor-split replaces "
+            "auto and always, and has the shares of tensor.",
         ),
     ] = "auto"
     layers: Annotated[

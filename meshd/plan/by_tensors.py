@@ -29,7 +29,7 @@ def for_layers(options: HeadOptions) -> HeadOptions:
 
 
 def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions) -> Plan:
-    """Return the plan with each layer on all of its workers. Raises NoSplit with the reason if that cannot be.
+    """Return the plan with each layer on all of its workers. Raises NoSplit with the reason why not.
 
     Shares are those of `--tensor-split`, or equal.
     """

@@ -1,0 +1,140 @@
+"""native/mesh: workers that compute each layer together, and add up their parts (`--split-mode tensor`)."""
+
+import contextlib
+import http.client
+import json
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meshd.build.interface import LLAMA_SERVER
+from meshd.plan.by_tensors import ARCHITECTURES
+from meshd.rpc import mesh_protocol as wire
+
+from tests.e2e.mesh_rig import Mesh
+from tests.e2e.mesh_server_scene import LOST, MANY, MARKS, found_build
+from tests.e2e.models import smollm2, stock
+from tests.e2e.native_rig import PROMPT, Head
+from tests.e2e.random_models import random_model
+from tests.native.build import MeshBuild
+
+TOKENS = 24
+WIDTH, LAYERS = 576, 30  # of SmolLM2
+SPLIT = ("-sm", "tensor", "-fa", "on")
+# Another order of adding moves logprobs as much as `-fa on` against `-fa off` in one process does.
+NEAR = 0.3
+pytestmark = MARKS
+
+
+@pytest.fixture
+def build() -> MeshBuild:
+    return found_build()
+
+
+def _answer(head: Head, tokens: int = TOKENS) -> list[Mapping[str, Any]]:
+    """Greedy tokens, each with its logprob and those of the two best."""
+    body = {"prompt": PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "n_probs": 2}
+    status, answer = head.request("POST", "/completion", json.dumps(body | {"cache_prompt": False}).encode())
+    assert status == 200, answer
+    found = json.loads(answer)["completion_probabilities"]
+    assert isinstance(found, list)
+    assert len(found) == tokens
+    return found
+
+
+def _alone(folder: Path, model: Path, *extra: str) -> list[Mapping[str, Any]]:
+    with Head(stock().binaries[LLAMA_SERVER], folder, model, [], extra=extra) as head:
+        return _answer(head)
+
+
+def _check_near(one: list[Mapping[str, Any]], other: list[Mapping[str, Any]], near: float) -> None:
+    """The same logprobs, as long as the tokens are the same; another token only where two are as likely."""
+    for mine, theirs in zip(one, other, strict=True):
+        first, second = theirs["top_logprobs"][:2]
+        if mine["id"] != theirs["id"]:
+            assert first["logprob"] - second["logprob"] < near
+            return
+        assert abs(mine["logprob"] - theirs["logprob"]) < near
+
+
+def _lose(mesh: Mesh, happens: Callable[[], object]) -> None:
+    """`happens` while an answer is on its way: then the head ends, and says so."""
+    came: list[str] = []
+
+    def on_piece(text: str) -> None:
+        came.append(text)
+        if len(came) == 5:
+            happens()
+
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        mesh.head.stream(tokens=MANY, on_piece=on_piece)
+    assert mesh.head.wait_end() == LOST
+    assert 5 <= len(came) < MANY
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_two_and_three_workers_answer_nearly_as_one_node(
+    build: MeshBuild, workers: int, tmp_path: Path
+) -> None:
+    alone = _alone(tmp_path, smollm2(), "-fa", "on")
+    with Mesh(build, tmp_path, smollm2(), workers, weights=[smollm2()], extra=SPLIT, push=True) as mesh:
+        # Each has its parts of the weights from its own file.
+        assert mesh.messages(wire.LOAD_PARTS) > 0
+        assert all(set(pair.loaded) == {"loaded"} for pair in mesh.pairs)
+        before = mesh.bytes(wire.WRITE)
+        assert before < smollm2().stat().st_size / 100
+        sums = mesh.messages(wire.SUM)
+        answer = _answer(mesh.head)
+        _check_near(answer, alone, NEAR)
+        # Two sums a layer, for each token and for the prompt, and none of them through the head.
+        asked = (mesh.messages(wire.SUM) - sums) / workers
+        assert asked >= TOKENS * 2 * LAYERS
+        between = sum(pair.bytes[wire.SUMMAND] for pair in mesh.between.values())
+        assert between > workers * (workers - 1) * TOKENS * 2 * LAYERS * WIDTH * 4
+        assert mesh.messages(wire.PUSH) == 0
+        # Graphs are kept: of a token's only what is new crosses.
+        graphs = mesh.messages(wire.GRAPH)
+        assert _answer(mesh.head) == answer  # the same bits again
+        assert mesh.messages(wire.GRAPH) - graphs < workers * 2 * LAYERS
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_architectures_answer_by_tensors_nearly_as_one_node(
+    build: MeshBuild, name: str, tmp_path: Path
+) -> None:
+    model = random_model(name)
+    alone = _alone(tmp_path, model, "-fa", "on")
+    with Mesh(build, tmp_path, model, 2, weights=[model], extra=SPLIT, push=True) as mesh:
+        _check_near(_answer(mesh.head), alone, NEAR)
+        assert mesh.messages(wire.SUM) > 0
+
+
+def test_a_worker_without_the_file_is_sent_its_parts(build: MeshBuild, tmp_path: Path) -> None:
+    alone = _alone(tmp_path, smollm2(), "-fa", "on")
+    with Mesh(build, tmp_path, smollm2(), 2, extra=SPLIT, push=True) as mesh:
+        _check_near(_answer(mesh.head), alone, NEAR)
+        assert mesh.bytes(wire.WRITE) > smollm2().stat().st_size / 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_is_killed_ends_the_head_and_no_token_is_wrong(
+    build: MeshBuild, victim: int, tmp_path: Path
+) -> None:
+    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], extra=SPLIT, push=True) as mesh:
+        _lose(mesh, lambda: mesh.servers[victim].process.send_signal(signal.SIGKILL))
+        assert "mesh: lost MESH" in mesh.head.output
+
+
+def test_a_cut_between_the_two_ends_the_head_with_its_reason(build: MeshBuild, tmp_path: Path) -> None:
+    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], extra=SPLIT, push=True) as mesh:
+        _lose(mesh, lambda: mesh.cut(0, 1))
+        assert "it says: lost neighbour" in mesh.head.output
+
+
+def test_a_neighbour_that_says_something_else_is_named(build: MeshBuild, tmp_path: Path) -> None:
+    with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], extra=SPLIT, push=True) as mesh:
+        frame = wire.HEADER.pack(8 + WIDTH * 4, wire.SUMMAND, 0, 0) + bytes(8 + WIDTH * 4)
+        _lose(mesh, lambda: mesh.between[0, 1].insert(frame))
+        assert "lost neighbour 0: it pushed something else than the head says" in mesh.head.output
