@@ -4,9 +4,8 @@ import contextlib
 import http.client
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from meshd.build.interface import LLAMA_SERVER
@@ -17,14 +16,13 @@ from tests.e2e.mesh_rig import Mesh
 from tests.e2e.mesh_server_scene import LOST, MANY, MARKS, found_build
 from tests.e2e.models import smollm2, stock
 from tests.e2e.native_rig import PROMPT, Head
+from tests.e2e.near_answers import WANTED, Tokens, check_near
 from tests.e2e.random_models import random_model
 from tests.native.build import MeshBuild
 
 TOKENS = 24
 WIDTH, LAYERS = 576, 30  # of SmolLM2
 SPLIT = ("-sm", "tensor", "-fa", "on")
-# Another order of adding moves logprobs as much as `-fa on` against `-fa off` in one process does.
-NEAR = 0.3
 pytestmark = MARKS
 
 
@@ -33,9 +31,9 @@ def build() -> MeshBuild:
     return found_build()
 
 
-def _answer(head: Head, tokens: int = TOKENS) -> list[Mapping[str, Any]]:
+def _answer(head: Head, tokens: int = TOKENS) -> Tokens:
     """Greedy tokens, each with its logprob and those of the two best."""
-    body = {"prompt": PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "n_probs": 2}
+    body = {"prompt": PROMPT, "n_predict": tokens, "temperature": 0, "ignore_eos": True, **WANTED}
     status, answer = head.request("POST", "/completion", json.dumps(body | {"cache_prompt": False}).encode())
     assert status == 200, answer
     found = json.loads(answer)["completion_probabilities"]
@@ -44,19 +42,9 @@ def _answer(head: Head, tokens: int = TOKENS) -> list[Mapping[str, Any]]:
     return found
 
 
-def _alone(folder: Path, model: Path, *extra: str) -> list[Mapping[str, Any]]:
+def _alone(folder: Path, model: Path, *extra: str) -> Tokens:
     with Head(stock().binaries[LLAMA_SERVER], folder, model, [], extra=extra) as head:
         return _answer(head)
-
-
-def _check_near(one: list[Mapping[str, Any]], other: list[Mapping[str, Any]], near: float) -> None:
-    """The same logprobs, as long as the tokens are the same; another token only where two are as likely."""
-    for mine, theirs in zip(one, other, strict=True):
-        first, second = theirs["top_logprobs"][:2]
-        if mine["id"] != theirs["id"]:
-            assert first["logprob"] - second["logprob"] < near
-            return
-        assert abs(mine["logprob"] - theirs["logprob"]) < near
 
 
 def _lose(mesh: Mesh, happens: Callable[[], object]) -> None:
@@ -87,7 +75,7 @@ def test_two_and_three_workers_answer_nearly_as_one_node(
         assert before < smollm2().stat().st_size / 100
         sums = mesh.messages(wire.SUM)
         answer = _answer(mesh.head)
-        _check_near(answer, alone, NEAR)
+        check_near(answer, alone)
         # Two sums a layer, for each token and for the prompt, and none of them through the head.
         asked = (mesh.messages(wire.SUM) - sums) / workers
         assert asked >= TOKENS * 2 * LAYERS
@@ -107,14 +95,14 @@ def test_architectures_answer_by_tensors_nearly_as_one_node(
     model = random_model(name)
     alone = _alone(tmp_path, model, "-fa", "on")
     with Mesh(build, tmp_path, model, 2, weights=[model], extra=SPLIT, push=True) as mesh:
-        _check_near(_answer(mesh.head), alone, NEAR)
+        check_near(_answer(mesh.head), alone)
         assert mesh.messages(wire.SUM) > 0
 
 
 def test_a_worker_without_the_file_is_sent_its_parts(build: MeshBuild, tmp_path: Path) -> None:
     alone = _alone(tmp_path, smollm2(), "-fa", "on")
     with Mesh(build, tmp_path, smollm2(), 2, extra=SPLIT, push=True) as mesh:
-        _check_near(_answer(mesh.head), alone, NEAR)
+        check_near(_answer(mesh.head), alone)
         assert mesh.bytes(wire.WRITE) > smollm2().stat().st_size / 2
 
 

@@ -1,0 +1,117 @@
+"""`--split tensor` over real daemons: two workers compute each layer together."""
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from meshd.admin.status import Status
+from meshd.build.interface import LLAMA_SERVER
+from meshd.fleet.fleet import LocalNode
+from meshd.model.status import ModelState
+from meshd.worker.mesh_server import CHILD_NAME
+
+from tests.e2e.api_client import Api, generation
+from tests.e2e.models import smollm2, stock
+from tests.e2e.native_rig import Head
+from tests.e2e.near_answers import WANTED, Tokens, check_near
+from tests.e2e.nodes import (
+    LOCALLY,
+    PROMPT,
+    SAME_THREADS,
+    THREADS,
+    Fleet,
+    api_of,
+    child_pid,
+    model_of,
+    peer_of,
+    play,
+)
+
+pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
+
+TOKENS = 32
+BY_TENSORS = ("--split", "tensor", "--min-workers", "2", "--ctx-size", "2048")
+
+
+def _alone() -> Tokens:
+    """What one process answers, without a mesh."""
+    extra = ("-c", "2048", "-t", str(THREADS), "-fa", "on")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Head(stock().binaries[LLAMA_SERVER], Path(folder), smollm2(), [], extra=extra) as head,
+    ):
+        body = generation(PROMPT, TOKENS) | WANTED
+        status, answer = head.request("POST", "/completion", json.dumps(body).encode())
+    assert status == 200, answer
+    found: Tokens = json.loads(answer)["completion_probabilities"]
+    return found
+
+
+async def _answer(api: Api) -> Tokens:
+    answer = await api.ask("POST", "/completion", generation(PROMPT, TOKENS) | WANTED)
+    assert answer.status == 200, answer
+    found = answer.body["completion_probabilities"]
+    assert isinstance(found, list)
+    return found
+
+
+def _has_split(status: Status, why: str) -> bool:
+    model = status.model
+    return model is not None and model.state is ModelState.READY and why in model.split_why
+
+
+async def _log_of(node: LocalNode) -> str:
+    return await asyncio.to_thread((node.spec.home / "logs" / "meshd.log").read_text)
+
+
+@pytest.mark.parametrize("way", ["past the daemons", "through the daemons"])
+def test_two_workers_answer_nearly_as_one_machine(tmp_path: Path, way: str) -> None:
+    alone = _alone()
+    options = LOCALLY if way == "past the daemons" else ()
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(smollm2(), smollm2(), options=options)
+            head = await fleet.head(smollm2(), *BY_TENSORS, *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            # Each has half of every layer, and a way to the other one.
+            model = model_of(status)
+            assert "each layer on `worker-0` and `worker-1`" in model.split_why
+            assert [(part.node, part.layers) for part in model.split if part.layers] == [
+                ("worker-0", 15),
+                ("worker-1", 15),
+            ]
+            assert "push_direct" in await _log_of(head)
+            assert {one.listen for one in (await workers[0].status()).tunnels} == {
+                "local" if options else "socketpair"
+            }
+            # The weights came from each worker's own file.
+            for worker in workers:
+                link = peer_of(await worker.status(), "head").link
+                assert link is not None
+                assert link.received_bytes < smollm2().stat().st_size / 50
+            # The answer is that of one process, as far as another order of adding lets it.
+            answer = await _answer(api_of(status))
+            check_near(answer, alone)
+            assert await _answer(api_of(status)) == answer
+
+    play(check())
+
+
+def test_a_lost_worker_ends_the_answer_and_the_rest_goes_on_by_layers(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, workers = await fleet.workers(smollm2(), smollm2(), options=LOCALLY)
+            options = ("--split", "tensor", "--ctx-size", "2048")
+            head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
+            await head.until(lambda now: _has_split(now, "each layer on"))
+            os.kill(child_pid(await workers[1].status(), CHILD_NAME), signal.SIGKILL)
+            api = api_of(await head.status())
+            await api.complete_through_503(PROMPT, TOKENS, seconds=120)
+            assert "each layer on" in model_of(await head.status()).split_why
+
+    play(check())
