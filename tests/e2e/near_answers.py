@@ -12,7 +12,7 @@ NEAR = 0.3
 
 
 def check_near(one: Tokens, other: Tokens, *, near: float = NEAR) -> int:
-    """Return how many tokens are the same. Raises AssertionError where rounding explains no such difference."""
+    """Return how many tokens are the same. Raises AssertionError if more differs than rounding explains."""
     assert len(one) == len(other)
     for number, (mine, theirs) in enumerate(zip(one, other, strict=True)):
         first, second = theirs["top_logprobs"][:2]

@@ -38,6 +38,8 @@ SAMPLES = (
     talk.push(wire.TAKE, neighbour=0),
     talk.push(row=4),
     talk.push(wire.TAKE, row=2),
+    talk.add_up(),
+    talk.load_parts(talk.load_part(), talk.load_part(count=1)),
     talk.allocate(2),
     talk.message(wire.FREE, BUFFER),
     talk.hello(),
@@ -46,10 +48,10 @@ SAMPLES = (
 _LENGTHS = {  # least and most bytes of bodies, by sender and number
     "head": {1: (4, 260), 2: (16, 16), 3: (4, 4), 4: (24, 24), 5: (16, (4 << 20) + 16), 6: (24, 24)}
     | {7: (32, 32), 8: (24, 8519704), 9: (16, 16), 10: (0, 0), 11: (0, 57344), 12: (32, 32), 13: (32, 32)}
-    | {14: (0, 0)},
+    | {14: (0, 0), 15: (48, 48), 16: (0, 98304)},
     "worker": {129: (16, 4172), 130: (4, 4), 134: (0, 4 << 20), 138: (0, 0), 139: (0, 1024)}
     | {140: (32, 32), 142: (0, 64), 255: (0, 256)},
-    "neighbour": {192: (8, 8 + (4 << 20))},
+    "neighbour": {192: (8, 8 + (4 << 20)), 193: (8, 8 + (256 << 10))},
 }
 
 
@@ -160,6 +162,6 @@ TARGETS = tuple(
         ("mesh-talk", SAMPLES, _feed, 8),
         ("mesh-answers", _ANSWERS, _feed_answers, 2),
         ("mesh-view", (*SAMPLES, *_ANSWERS), _feed_view, 2),
-        ("mesh-pushed", (talk.pushed(), talk.pushed(0)), _feed_pushed, 2),
+        ("mesh-pushed", (talk.pushed(), talk.pushed(0), talk.summand()), _feed_pushed, 2),
     )
 )

@@ -90,6 +90,25 @@ def load(*entries: bytes, identity: int = 4) -> bytes:
     return message(wire.LOAD, rest=b"".join(entries), identity=identity)
 
 
+def load_part(
+    buffer: int = BUFFER, offset: int = 0, piece: int = 4, count: int = 3, stride: int = 8
+) -> bytes:
+    """Pieces of a tensor of 1000 bytes."""
+    return wire.LOAD_PART.pack(buffer, F32, offset, bytes(range(32)), 1000, 16, piece, count, stride, 100)
+
+
+def load_parts(*parts: bytes, identity: int = 8) -> bytes:
+    return message(wire.LOAD_PARTS, rest=b"".join(parts), identity=identity)
+
+
+def add_up(members: int = 5, place: int = 0, size: int = 128) -> bytes:
+    return message(wire.SUM, members, place, BUFFER, 32, 0, 0, 0, size, 99)
+
+
+def summand(size: int = 128) -> bytes:
+    return message(wire.SUMMAND, 99, rest=bytes(size), identity=0)
+
+
 def push(
     number: int = wire.PUSH,
     *,

@@ -186,3 +186,28 @@ def test_too_many_weights_to_look_at_each_answer() -> None:
         it.view.to_peer(asked(*[16] * each, identity=number + 1))
     with pytest.raises(RemoteProtocolError, match="weights are missing"):
         it.view.to_peer(asked(16, identity=MAX_WEIGHTS_ASKED))
+
+
+def test_parts_of_weights_are_told_as_weights_are() -> None:
+    it = View()
+    it.view.to_peer(talk.load_parts(talk.load_part(), talk.load_part(piece=10, count=1), identity=4))
+    it.view.from_peer(answered(0, 1))
+    assert it.placed == [(HASH, 12, ""), (HASH, 10, "no_such_hash")]
+
+
+def test_a_part_that_this_node_lacks_as_well_ends_it() -> None:
+    told: list[bytes] = []
+    view = MeshHeadView(lambda *_weight: None, absent=AbsentWeights({HASH}, told.append))
+    view.to_peer(talk.load_parts(talk.load_part(), identity=4))
+    with pytest.raises(RemoteProtocolError, match="weights are missing"):
+        view.from_peer(answered(1))
+    assert told == [HASH]
+
+
+def test_a_part_that_the_worker_lacks_may_be_written_to_its_pieces() -> None:
+    view = MeshHeadView(lambda *_weight: None, absent=AbsentWeights(set(), lambda _digest: None))
+    view.to_peer(talk.load_parts(talk.load_part(), identity=4))
+    view.from_peer(answered(1))
+    view.to_peer(talk.write(offset=16, data=bytes(4)))
+    with pytest.raises(RemoteProtocolError, match="weights are missing"):
+        view.to_peer(talk.write(offset=17, data=bytes(4)))

@@ -161,3 +161,40 @@ def test_between_workers_nothing_but_pushes_passes() -> None:
         for way in ("from_peer", "to_peer"):
             with pytest.raises(RemoteProtocolError, match=f"another worker's mesh-server broke.* {why}"):
                 getattr(MeshPushFilter(), way)(bad)
+
+
+def test_parts_of_tensors_are_answered_and_nothing_of_them_is_kept() -> None:
+    sink = FakeSink()
+    it = MeshTalk(keeping=MeshKeeping(sink))
+    it.view.from_peer(talk.load_parts(talk.load_part(), talk.load_part()))
+    it.view.to_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=8))
+    with pytest.raises(RemoteProtocolError, match="nobody asked for"):
+        it.view.to_peer(talk.message(wire.LOADED, rest=b"\0\1", identity=8))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (talk.load_parts(talk.load_part()[:-1]), "a part of an entry"),
+        (talk.load_parts(talk.load_part(), identity=4) + talk.load(talk.load_entry(), identity=4), "in use"),
+    ],
+)
+def test_parts_that_are_no_request_end_it(said: bytes, why: str) -> None:
+    it = MeshTalk(keeping=MeshKeeping(FakeSink()))
+    with pytest.raises(RemoteProtocolError, match=why):
+        it.view.from_peer(said)
+
+
+def test_sums_are_told_and_their_parts_pass_between_workers() -> None:
+    seen: list[int] = []
+    view = MeshLeaseView(seen=seen.append)
+    view.from_peer(talk.hello() + talk.add_up())
+    assert seen == [wire.SUM]
+    counted: list[int] = []
+    between = MeshPushFilter(arrived=counted.append, left=counted.append)
+    for message in (talk.summand(), talk.summand(0)):
+        assert between.from_peer(message) is message
+        assert between.to_peer(message) is message
+    assert counted == []  # a token has hundreds
+    with pytest.raises(RemoteProtocolError):
+        between.from_peer(talk.summand(wire.SUMMAND_BYTES + 1))

@@ -1,0 +1,124 @@
+"""Test which models workers may compute together, layer by layer, and what is planned for that."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from meshd.model.cache import ContextShape
+from meshd.plan.by_tensors import MOST_WORKERS
+from meshd.plan.choose_split import SplitChoice, plan_model
+from meshd.plan.machines import Machines, NodeOffer
+from meshd.plan.reasons import ByTensors, NotByTensors, brief, in_words
+from meshd.plan.split import followers, placed_tensors
+from meshd.plan.wishes import HeadOptions
+
+from tests.unit.plan.split_scene import GIB
+from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, machines, offer
+
+LLAMA = replace(MODEL, architecture="llama")
+TENSOR = replace(OPTIONS, split="tensor")
+TWO = machines([offer("a", 16), offer("b", 16)], {})
+
+
+def planned(there: Machines = TWO, options: HeadOptions = TENSOR) -> SplitChoice:
+    return plan_model(LLAMA, WORK, there, options)
+
+
+def worth(choice: SplitChoice) -> dict[str, int]:
+    return {share.device.node: share.layers for share in choice.plan.taking}
+
+
+def value_of(option: str, arguments: Sequence[str]) -> str:
+    return arguments[arguments.index(option) + 1]
+
+
+def test_two_workers_have_half_of_each_layer_and_the_head_none() -> None:
+    found = planned()
+    assert found.plan.by_tensors and worth(found) == {"a": 15, "b": 15}
+    assert found.plan.reasons[0] == ByTensors(("a", "b"))
+    assert brief(found.plan.reasons).startswith("each layer on `a` and `b`, as `--split tensor` says")
+    arguments = found.plan.arguments
+    assert value_of("-sm", arguments) == "tensor" and value_of("-fa", arguments) == "on"
+    assert value_of("-dev", arguments) == "RPC0,RPC1" and value_of("-ts", arguments) == "15,15"
+    assert value_of("-ngl", arguments) == "31" and "-ot" not in arguments
+
+
+def test_nothing_is_predicted_and_no_worker_makes_the_logits_alone() -> None:
+    measured = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
+    found = planned(measured)
+    assert found.plan.by_tensors and found.speeds is None
+    assert found.plan.output_worker is None
+
+
+def test_the_user_gives_the_shares() -> None:
+    assert worth(planned(options=replace(TENSOR, tensor_split=(2.0, 1.0)))) == {"a": 20, "b": 10}
+
+
+def test_each_worker_has_memory_for_all_that_is_not_divided() -> None:
+    (first, second) = planned().plan.taking
+    assert first.total == second.total and first.compute > 0
+    undivided = LLAMA.output + LLAMA.output_rest + LLAMA.shared
+    assert first.weights >= sum(LLAMA.layers) / 2 + undivided
+    assert first.weights < sum(LLAMA.layers) / 2 + undivided + 2 * max(LLAMA.layers)
+    (least, most) = planned(options=replace(TENSOR, tensor_split=(1.0, 4.0))).plan.taking
+    assert least.total < first.total < most.total and least.compute == most.compute
+
+
+def test_micro_batches_are_as_large_as_for_one_stage_unless_the_user_has_others() -> None:
+    assert planned().plan.shape.micro_batch == ContextShape(1).micro_batch
+    given = replace(TENSOR, llama_args=("-ub", "64"))
+    assert planned(options=given).plan.shape.micro_batch == 64
+
+
+def test_each_two_workers_are_to_reach_each_other() -> None:
+    three = machines([offer(name, 16) for name in "abc"], {})
+    pairs = [(one.device.node, other.device.node) for one, other in followers(planned(three).plan)]
+    assert pairs == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_every_worker_needs_all_tensors_but_those_of_the_head() -> None:
+    names = ["token_embd.weight", "blk.0.ffn_up.weight", "blk.29.ffn_up.weight", "output_norm.weight"]
+    found = placed_tensors(planned().plan, replace(LLAMA, tied=False), names)
+    assert found == {"a": [1, 2, 3], "b": [1, 2, 3]}
+    assert placed_tensors(planned().plan, replace(LLAMA, tied=True), names)["a"] == [0, 1, 2, 3]
+
+
+def _why(offers: Sequence[NodeOffer] = TWO.offers, options: HeadOptions = TENSOR, arch: str = "llama") -> str:
+    """Why the layers are divided in the end."""
+    there = replace(TWO, offers=tuple(offers))
+    found = plan_model(replace(LLAMA, architecture=arch), WORK, there, options)
+    assert not found.plan.by_tensors
+    assert isinstance(found.plan.reasons[0], NotByTensors)
+    return in_words(found.plan.reasons[:1])
+
+
+def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
+    assert "architecture `mamba` have not been tried" in _why(arch="mamba")
+    assert "workers" in _why([offer("a", 16)])
+    assert f"two to {MOST_WORKERS} workers" in _why([offer(f"w{n}", 16) for n in range(MOST_WORKERS + 1)])
+    assert "`-fa off` is given" in _why(options=replace(TENSOR, llama_args=("-fa", "off")))
+    assert "`no_push` is set" in _why(options=replace(TENSOR, no_push=True))
+    two = replace(
+        offer("a", 16), offer=replace(offer("a", 16).offer, devices=(device(16), device(16, "GPU")))
+    )
+    assert "each with one device" in _why([two, offer("b", 16)])
+
+
+def test_a_worker_without_room_for_its_half_is_named() -> None:
+    room = sum(LLAMA.layers) / GIB
+    assert "b CPU has" in _why([offer("a", 16), offer("b", room / 2)])
+
+
+@pytest.mark.parametrize("split", ["auto", "layers", "always"])
+def test_nobody_who_did_not_ask_gets_it(split: str) -> None:
+    for there in (TWO, machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 1.0})):
+        found = plan_model(LLAMA, WORK, there, replace(OPTIONS, split=split))
+        assert not found.plan.by_tensors and "-sm" not in found.plan.arguments
+
+
+def test_by_layers_is_the_same_as_auto() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
+    auto, layers = (
+        plan_model(LLAMA, WORK, there, replace(OPTIONS, split=split)) for split in ("auto", "layers")
+    )
+    assert auto.plan == layers.plan
