@@ -74,6 +74,14 @@ def test_a_worker_waits_for_what_another_one_pushes() -> None:
     assert abs(found.busy_us - 30_000) < 5 and found.results == 1
 
 
+def test_of_turns_with_sums_nothing_is_said() -> None:
+    """A worker waits for the others within them, for nobody knows how long."""
+    it = Clock()
+    it.asked(0.0, wire.COMPUTE, wire.SUM, wire.COMPUTE, wire.READ)
+    it.asked(0.5, wire.DATA)
+    assert list(it.spent) == []
+
+
 def test_a_push_that_is_told_late_does_not_count_for_the_next_result() -> None:
     """On a local connection the server tells, and its words may come behind the result."""
     it = Clock()
@@ -184,7 +192,7 @@ def test_a_head_is_told_of_the_lease_that_it_names_if_it_is_its_own() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.floats(0, 1),
-        st.sampled_from(["in", "out", wire.COMPUTE, wire.TAKE, wire.PUSH, wire.READ, wire.DATA]),
+        st.sampled_from(["in", "out", wire.COMPUTE, wire.TAKE, wire.PUSH, wire.SUM, wire.READ, wire.DATA]),
     ),
     max_size=60,
 )
