@@ -120,9 +120,8 @@ std::string neighbour_session(uint64_t seed, uint64_t & frames) {
     send_all(chance, ends[1], made.bytes);
     try {
         for (const auto & one : made.whole) {
-            const blob taken = one.is_summand
-                                   ? us.take_summand(NUMBER, one.token)
-                                   : us.take(NUMBER, one.token, static_cast<uint32_t>(one.data.size()));
+            const blob taken = one.is_summand ? us.take_summand(NUMBER, one.token)
+                                              : us.take(NUMBER, one.token, static_cast<uint32_t>(one.data.size()));
             if (taken != one.data) {
                 return "other bytes were taken than were pushed";
             }

@@ -65,8 +65,7 @@ public:
     bool take(uint32_t buffer, uint64_t offset, ggml_type type, const void * data, size_t size);
 
     // The same for a part of a tensor
-    bool take_part(
-        uint32_t buffer, uint64_t offset, ggml_type type, const void * data, const equal_pieces & pieces);
+    bool take_part(uint32_t buffer, uint64_t offset, ggml_type type, const void * data, const equal_pieces & pieces);
 
     // Asks for all that was taken, and waits for nothing
     void ask_now();
@@ -88,7 +87,8 @@ private:
     void ask(batch & gathered);
     void ask_if_full(batch & gathered);
     bool finish(const batch & done);
-    bool write_from_file(uint32_t buffer, uint64_t offset, const weights_tensor & source, uint64_t first, uint64_t size);
+    bool write_from_file(
+        uint32_t buffer, uint64_t offset, const weights_tensor & source, uint64_t first, uint64_t size);
     bool write_parts(const wire_load_part & part, const weights_tensor & source);
 
     connection & worker;

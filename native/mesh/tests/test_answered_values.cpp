@@ -1,8 +1,8 @@
 // What a worker answers is looked at where it can be: places in rows of logits, and hidden states.
 #include "activations.h"
 #include "answered_values.h"
-#include "finite.h"
 #include "client.h"
+#include "finite.h"
 #include "served.h"
 #include "watched.h"
 

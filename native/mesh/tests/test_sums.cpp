@@ -51,8 +51,9 @@ static std::vector<std::vector<float>> sums_of(std::vector<std::vector<float>> v
     for (uint32_t place = 0; place < 3; place++) {
         threads.emplace_back([&, place] {
             progress doing;
-            wrong[place] = thrown_by(
-                [&] { add_up(task(place, values[place].size(), row, form), values[place].data(), *all[place], doing); });
+            wrong[place] = thrown_by([&] {
+                add_up(task(place, values[place].size(), row, form), values[place].data(), *all[place], doing);
+            });
         });
     }
     for (auto & thread : threads) {
@@ -74,7 +75,8 @@ TEST(sums_are_added_in_the_order_of_places_on_every_worker) {
 
 TEST(rounded_sums_have_the_same_bits_on_every_worker) {
     for (const auto & [form, error] : { std::pair(sum_form::half_rows, 0.3f), std::pair(sum_form::q8, 4.0f) }) {
-        const std::vector<std::vector<float>> values = { some_values(128, 4), some_values(128, 5), some_values(128, 6) };
+        const std::vector<std::vector<float>> values = { some_values(128, 4), some_values(128, 5),
+            some_values(128, 6) };
         const auto sums = sums_of(values, 64, form);
         CHECK(sums[0] == sums[1] && sums[1] == sums[2]);
         for (size_t i = 0; i < sums[0].size(); i++) {
@@ -87,8 +89,9 @@ TEST(rounded_sums_have_the_same_bits_on_every_worker) {
 
 TEST(sums_longer_than_all_that_is_under_way_come_to_an_end) {
     const size_t count = SUM_BYTES / sizeof(float); // far more than sockets and the window hold
-    const auto sums = sums_of({ std::vector<float>(count, 1), std::vector<float>(count, 2), std::vector<float>(count, 4) },
-        4096, sum_form::f32);
+    const auto sums =
+        sums_of({ std::vector<float>(count, 1), std::vector<float>(count, 2), std::vector<float>(count, 4) }, 4096,
+            sum_form::f32);
     CHECK(sums[0] == std::vector<float>(count, 7) && sums[0] == sums[1] && sums[1] == sums[2]);
 }
 
@@ -185,11 +188,19 @@ TEST(sums_that_no_head_may_ask_for_are_refused) {
     CHECK(has(why([](sum_body & b) { b.members = 1; }), "of one worker"));
     CHECK(has(why([](sum_body & b) { b.row = 0; }), "parts of rows"));
     CHECK(has(why([](sum_body & b) { b.row = 31; }), "parts of rows"));
-    CHECK(has(why([](sum_body & b) { b.row = SUMMAND_BYTES / 4 + 1; b.size = b.row * 4ull; }), "parts of rows"));
+    CHECK(has(why([](sum_body & b) {
+        b.row = SUMMAND_BYTES / 4 + 1;
+        b.size = b.row * 4ull;
+    }),
+        "parts of rows"));
     CHECK(has(why([](sum_body & b) { b.size = SUM_BYTES + 128; }), "too much"));
     CHECK(has(why([](sum_body & b) { b.form = 3; }), "a form that there is not"));
     CHECK(has(why([](sum_body & b) { b.absent = 2; }), "a form that there is not"));
-    CHECK(has(why([](sum_body & b) { b.form = 2; b.row = 16; }), "parts of blocks"));
+    CHECK(has(why([](sum_body & b) {
+        b.form = 2;
+        b.row = 16;
+    }),
+        "parts of blocks"));
 }
 
 TEST(a_head_cannot_sum_beyond_a_buffer_or_with_a_neighbour_that_there_is_not) {
