@@ -90,6 +90,7 @@ static std::pair<load_result, blob> loaded_parts(wanted_part part, bool changes 
     file.rewrite(counted);
     late_device & device = *new late_device();
     const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(&device.memory, SIZE));
+    ggml_backend_buffer_clear(buffer.get(), 0);
     set_at_first = buffer->iface.set_tensor;
     buffer->iface.set_tensor = set_and_change;
     to_be_changed = changes ? file.descriptor : -1;

@@ -73,6 +73,8 @@ REASONS: list[tuple[r.Reason, str]] = [
         r.ComparisonFailed("a comparison: ZeroDivisionError"),
         "layers by memory, as splits could not be compared (a comparison: ZeroDivisionError)",
     ),
+    (r.ByTensors(("a", "b")), "each layer on `a` and `b`, as `--split tensor` says"),
+    (r.NotByTensors("`no_push` is set"), "by layers: `no_push` is set"),
     (r.Without("c", r.Reported("it computes")), "without `c`: it computes"),
     (r.AllOn("head"), "all layers on `head`"),
     (r.InProportion(), "layers in proportion to usable memory"),
