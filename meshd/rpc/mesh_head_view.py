@@ -5,10 +5,9 @@ MET, LOAD, LOAD_PARTS and LOADED; where the head lacks weights itself, the begin
 well.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
@@ -175,27 +174,24 @@ class MeshHeadView:
         self._absent.written(buffer, offset, size - _WRITE.size)
 
     def _load(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
-        entries = self._entries(wire.LOAD_ENTRY, data, at, size)
+        count = _count(wire.LOAD_ENTRY, size)
         asked = (
             AskedWeight(digest, length, buffer, offset, length)
-            for buffer, _kind, offset, length, digest in entries
+            for buffer, _kind, offset, length, digest in wire.LOAD_ENTRY.iter_unpack(
+                memoryview(data)[at : at + size]
+            )
         )
-        self._note(identity, size // wire.LOAD_ENTRY.size, asked)
+        self._note(identity, count, asked)
 
     def _load_parts(self, data: bytes | memoryview, at: int, size: int, identity: int) -> None:
-        entries = self._entries(wire.LOAD_PART, data, at, size)
+        parts = _count(wire.LOAD_PART, size)
         asked = (
             AskedWeight(digest, piece * count, buffer, offset, (count - 1) * stride + piece)
-            for buffer, _kind, offset, digest, _whole, _first, piece, count, stride, _file_stride in entries
+            for buffer, _kind, offset, digest, _whole, _first, piece, count, stride, _ in (
+                wire.LOAD_PART.iter_unpack(memoryview(data)[at : at + size])
+            )
         )
-        self._note(identity, size // wire.LOAD_PART.size, asked)
-
-    def _entries(
-        self, entry: Struct, data: bytes | memoryview, at: int, size: int
-    ) -> Iterator[tuple[Any, ...]]:
-        if size % entry.size:
-            raise refused("a part of an entry")
-        return entry.iter_unpack(memoryview(data)[at : at + size])
+        self._note(identity, parts, asked)
 
     def _note(self, identity: int, count: int, entries: Iterable[AskedWeight]) -> None:
         """Keep what a request asks for until it is answered."""
@@ -234,6 +230,13 @@ class MeshHeadView:
             if result < len(wire.LOAD_RESULTS):
                 why = wire.LOAD_RESULTS[result].replace("-", "_")
                 self._placed(entry.digest, entry.size, why if result else "")
+
+
+def _count(entry: Struct, size: int) -> int:
+    """Return the number of entries in so many bytes. Raises RemoteProtocolError."""
+    if size % entry.size:
+        raise refused("a part of an entry")
+    return size // entry.size
 
 
 _LOADS = {

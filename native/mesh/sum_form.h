@@ -1,3 +1,4 @@
+// How the values of a sum over several workers cross, for both of a head and a worker.
 #pragma once
 
 #include <cstdint>

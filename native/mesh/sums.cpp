@@ -25,8 +25,9 @@ sum_task task_of(const sum_body & body) {
         throw bad_message("SUM of one worker");
     }
     const uint64_t row_bytes = sizeof(float) * static_cast<uint64_t>(body.row);
-    if (row_bytes == 0 || row_bytes > SUMMAND_BYTES || body.size % row_bytes != 0 || body.size > SUM_BYTES) {
-        throw bad_message("SUM of parts of rows, or of too much");
+    if (row_bytes == 0 || row_bytes > SUMMAND_BYTES || body.size % row_bytes != 0 || body.size > SUM_BYTES ||
+        body.offset % sizeof(float) != 0) {
+        throw bad_message("SUM of parts of rows or values, or of too much");
     }
     if (body.form > static_cast<uint32_t>(sum_form::q8) || body.absent > 1) {
         throw bad_message("SUM in a form that there is not");

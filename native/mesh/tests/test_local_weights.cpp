@@ -1,5 +1,5 @@
 // What a worker reads from its files, where those change meanwhile.
-#include "check.h"
+#include "hand.h"
 #include "late_device.h"
 #include "local_weights.h"
 
@@ -124,4 +124,38 @@ TEST(parts_of_a_tensor_are_read_from_where_they_lie) {
 TEST(parts_of_a_file_that_changes_while_it_is_read_do_not_stay) {
     const auto changed = loaded_parts(parts(0, 2, 5, 2, 10), true);
     CHECK(changed.first == load_result::file_changed && changed.second == blob(12, 0));
+}
+
+TEST(parts_of_weights_that_lie_outside_are_refused) {
+    const auto why = [](const std::function<void(wire_load_part &)> & spoil) {
+        wire_load_part part;
+        part.buffer = 1;
+        part.whole = 1000;
+        part.piece = 10;
+        part.count = 4;
+        part.stride = 10;
+        part.file_stride = 100;
+        spoil(part);
+        writer out;
+        part.put(out);
+        return hand().refused(load_parts_body(), std::string(out.data.begin(), out.data.end()));
+    };
+    const std::vector<std::function<void(wire_load_part &)>> all = {
+        [](wire_load_part & p) { p.offset = 4096 - 39; },
+        [](wire_load_part & p) { p.offset = UINT64_MAX; },
+        [](wire_load_part & p) { p.first = 691; },
+        [](wire_load_part & p) { p.first = UINT64_MAX - 5; },
+        [](wire_load_part & p) { p.stride = 9; },
+        [](wire_load_part & p) { p.file_stride = 9; },
+        [](wire_load_part & p) { p.piece = 0; },
+        [](wire_load_part & p) { p.piece = UINT64_MAX; },
+        [](wire_load_part & p) { p.count = 0; },
+        [](wire_load_part & p) { p.count = UINT64_MAX; },
+        [](wire_load_part & p) { p.stride = p.file_stride = UINT64_MAX / 3 + 1; },
+    };
+    for (const auto & spoil : all) {
+        CHECK(why(spoil) == "LOAD_PARTS of more than there is");
+    }
+    CHECK(why([](wire_load_part & p) { p.type = 1000; }).find("LOAD_PARTS of a type") == 0);
+    CHECK(!why([](wire_load_part & p) { p.buffer = 2; }).empty());
 }

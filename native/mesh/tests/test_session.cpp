@@ -146,40 +146,6 @@ TEST(a_graph_is_computed_and_kept) {
     CHECK(has(head.refused(again), "not kept"));
 }
 
-TEST(parts_of_weights_that_lie_outside_are_refused) {
-    const auto why = [](const std::function<void(wire_load_part &)> & spoil) {
-        wire_load_part part;
-        part.buffer = 1;
-        part.whole = 1000;
-        part.piece = 10;
-        part.count = 4;
-        part.stride = 10;
-        part.file_stride = 100;
-        spoil(part);
-        writer out;
-        part.put(out);
-        return hand().refused(load_parts_body(), std::string(out.data.begin(), out.data.end()));
-    };
-    const std::vector<std::function<void(wire_load_part &)>> all = {
-        [](wire_load_part & p) { p.offset = 4096 - 39; },
-        [](wire_load_part & p) { p.offset = UINT64_MAX; },
-        [](wire_load_part & p) { p.first = 691; },
-        [](wire_load_part & p) { p.first = UINT64_MAX - 5; },
-        [](wire_load_part & p) { p.stride = 9; },
-        [](wire_load_part & p) { p.file_stride = 9; },
-        [](wire_load_part & p) { p.piece = 0; },
-        [](wire_load_part & p) { p.piece = UINT64_MAX; },
-        [](wire_load_part & p) { p.count = 0; },
-        [](wire_load_part & p) { p.count = UINT64_MAX; },
-        [](wire_load_part & p) { p.stride = p.file_stride = UINT64_MAX / 3 + 1; },
-    };
-    for (const auto & spoil : all) {
-        CHECK(has(why(spoil), "LOAD_PARTS of more than there is"));
-    }
-    CHECK(has(why([](wire_load_part & p) { p.type = 1000; }), "LOAD_PARTS of a type"));
-    CHECK(!why([](wire_load_part & p) { p.buffer = 2; }).empty());
-}
-
 TEST(the_last_graphs_are_kept_and_no_more) {
     const auto place_of = [](uint64_t uid) { return 128 + 64 * uid; };
     hand head;

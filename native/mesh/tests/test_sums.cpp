@@ -193,6 +193,7 @@ TEST(sums_that_no_head_may_ask_for_are_refused) {
         b.size = b.row * 4ull;
     }),
         "parts of rows"));
+    CHECK(has(why([](sum_body & b) { b.offset = 2; }), "parts of rows or values"));
     CHECK(has(why([](sum_body & b) { b.size = SUM_BYTES + 128; }), "too much"));
     CHECK(has(why([](sum_body & b) { b.form = 3; }), "a form that there is not"));
     CHECK(has(why([](sum_body & b) { b.absent = 2; }), "a form that there is not"));

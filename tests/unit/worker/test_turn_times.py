@@ -192,7 +192,7 @@ def test_a_head_is_told_of_the_lease_that_it_names_if_it_is_its_own() -> None:
 EVENTS = st.lists(
     st.tuples(
         st.floats(0, 1),
-        st.sampled_from(["in", "out", wire.COMPUTE, wire.TAKE, wire.PUSH, wire.SUM, wire.READ, wire.DATA]),
+        st.sampled_from(["in", "out", wire.COMPUTE, wire.TAKE, wire.PUSH, wire.READ, wire.DATA]),
     ),
     max_size=60,
 )
