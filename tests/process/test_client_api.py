@@ -219,6 +219,25 @@ async def test_health_says_why_no_head_serves() -> None:
             assert answer.status == 503 and int(answer.headers["Retry-After"]) > 0
 
 
+async def test_a_page_picks_one_of_the_heads_models_which_they_load_themselves() -> None:
+    async with scene() as here:
+        await here.head("one", says(200, HELLO), model="tiny")
+        await here.head("two", says(200, HELLO), model="big")
+        assert (await here.get("/props"))[1]["role"] == "router"
+        _, listed = await here.get("/v1/models")
+        assert isinstance(rows := listed["data"], list)
+        assert [(row["id"], row["status"]) for row in rows] == [
+            ("big", {"value": "loaded"}),
+            ("tiny", {"value": "loaded"}),
+        ]
+        url = f"{here.gateway.url}/models"
+        async with here.http.post(f"{url}/load", json={"model": "big"}) as answer:
+            assert (answer.status, await answer.json()) == (200, {"success": True})
+        async with here.http.post(f"{url}/unload", json={"model": "big"}) as answer:
+            assert answer.status == 409
+            assert "does not load it on demand" in (await answer.json())["error"]["message"]
+
+
 async def test_a_client_that_hangs_up_frees_the_slot() -> None:
     async with scene() as here:
         head = await here.head("one", stays_after(chunk("a")))
