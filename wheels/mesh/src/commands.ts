@@ -1,0 +1,117 @@
+// The command line that an action equals: it is shown beside the action, and can be copied into a terminal.
+import type { Fields } from './actions.ts';
+
+const CONTROL = /\p{Cc}/u;
+const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
+
+/** Quote a word for a POSIX shell (2.2.2: within single quotes, every character is itself). */
+export function quote(word: string): string {
+	return PLAIN.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
+}
+
+const text = (value: unknown): string => (typeof value === 'string' ? value : '');
+const number = (value: unknown): number => (typeof value === 'number' ? value : 0);
+const words = (value: unknown): string[] => (Array.isArray(value) ? value.map(text) : []);
+
+/** An option; nothing for an empty value. A value that looks like an option is joined to its name. */
+function option(name: string, value: string): string[] {
+	if (value === '') return [];
+	return value.startsWith('-') ? [`${name}=${value}`] : [name, value];
+}
+
+/** Words without a name; `--` before those that look like options. */
+function plain(...given: string[]): string[] {
+	return given.some((word) => word.startsWith('-')) ? ['--', ...given] : given;
+}
+
+/** Seconds as `24h`, `30m`, `7d` or `90s`. */
+function duration(seconds: number): string {
+	for (const [unit, size] of [['d', 86400], ['h', 3600], ['m', 60]] as const) {
+		if (seconds % size === 0 && (size < 86400 || seconds > size)) return `${seconds / size}${unit}`;
+	}
+	return `${seconds}s`;
+}
+
+function plan(fields: Fields): string[] {
+	const context = number(fields.ctx_size);
+	return [
+		'plan',
+		...option('--model', text(fields.model)),
+		...option('--ctx-size', fields.largest_context === true ? 'max' : context ? `${context}` : ''),
+		...option('--streams', number(fields.streams) ? `${number(fields.streams)}` : ''),
+		...option('--draft-model', text(fields.draft_model))
+	];
+}
+
+function invite(fields: Fields): string[] {
+	return [
+		'invite',
+		...option('--expires', duration(number(fields.expires_s))),
+		...option('--uses', `${number(fields.uses)}`),
+		...words(fields.roles).flatMap((role) => option('--role', role))
+	];
+}
+
+function tunnelClose(fields: Fields): string[] {
+	const listen = text(fields.listen);
+	const given = listen ? [listen] : [text(fields.peer), text(fields.service)];
+	return ['tunnel', 'close', ...plain(...given)];
+}
+
+// What has no command line (`load`, `unload`) is not in here.
+const COMMANDS: Record<string, (fields: Fields) => string[]> = {
+	accept: (fields) => ['accept', ...plain(text(fields.code))],
+	ban_list: () => ['unban'],
+	capacity: (fields) => ['capacity', ...(fields.again === true ? ['--again'] : [])],
+	drain: () => ['drain'],
+	expose_list: () => ['expose', 'ls'],
+	fits: () => ['model', 'ls', '--fits'],
+	forget: (fields) => ['forget', ...plain(text(fields.peer))],
+	invite,
+	invite_list: () => ['invite', 'ls'],
+	invite_revoke: (fields) => ['invite', 'revoke', ...plain(text(fields.id))],
+	logs: (fields) => ['logs', 'meshd', ...option('--lines', `${number(fields.lines) || 100}`)],
+	member_models: () => ['model', 'ls'],
+	model_remove: (fields) => ['model', 'rm', ...plain(text(fields.model))],
+	// no action of the page, but shown as the next step
+	model_verify: (fields) => ['model', 'verify', ...plain(text(fields.model))],
+	model_download: (fields) => ['model', 'pull', ...plain(text(fields.model))],
+	models: () => ['model', 'ls'],
+	netcheck: () => ['netcheck'],
+	pause: () => ['pause'],
+	ping: (fields) => ['ping', ...plain(text(fields.peer))],
+	plan,
+	pull: (fields) => [
+		'model',
+		'pull',
+		...(fields.background === true ? ['--background'] : []),
+		...option('--rate', number(fields.rate) ? `${number(fields.rate)}B` : ''),
+		...plain(text(fields.name))
+	],
+	resume: () => ['resume'],
+	revoke: (fields) => ['revoke', ...plain(text(fields.peer))],
+	status: () => ['status'],
+	tunnel_close: tunnelClose,
+	tunnel_list: () => ['tunnel', 'ls'],
+	tunnel_open: (fields) => [
+		'tunnel',
+		'open',
+		...option('--listen', text(fields.listen)),
+		...plain(text(fields.peer), text(fields.service))
+	],
+	unban: (fields) => ['unban', ...plain(text(fields.id))],
+	why: () => ['why']
+};
+
+/**
+ * The command line of an action, quoted for a shell. Empty if no command does the same, and where a word has
+ * control characters: pasted, these would be keys to a terminal, whatever quotes are around them.
+ */
+export function commandLine(name: string, fields: Fields = {}): string {
+	const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined;
+	const line = command ? ['meshd', ...command(fields)] : [];
+	return line.some((word) => CONTROL.test(word)) ? '' : line.map(quote).join(' ');
+}
+
+/** The actions that have a command line. */
+export const commandNames: readonly string[] = Object.keys(COMMANDS);
