@@ -76,3 +76,9 @@ def _node(*arguments: str, given: str = "") -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def package_file(name: str) -> Path | None:
+    """Return a file of one of the page's packages; None if they were never installed here."""
+    places = (ROOT / folder / "node_modules" / name for folder in _FOLDERS)
+    return next((place for place in places if place.exists()), None)

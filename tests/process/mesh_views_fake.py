@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from aiohttp import web
 from meshd.admin.api import (
@@ -46,14 +45,10 @@ from meshd.admin.plan_api import (
 from meshd.admin.request import Json, to_fields
 from meshd.admin.status import LeftOutView, LinkView, MeshView, NodeView, PeerView, Status
 from meshd.gateway.interface import GatewayStatus
+from meshd.gateway.pages import Page
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, Speeds, SplitPart
 from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 NOW = time.time()
 GARAGE, ATTIC = "rpbcgn66vn" + "a" * 42, "k2hq7xw4me" + "b" * 42
 TOKEN = "meshd1" + "qzry9x8gf2tvdw0s3jn54khce6mua7l" * 8
@@ -407,9 +402,16 @@ class FakeNode:
     results: dict[str, object] = field(default_factory=results)
     asked: list[tuple[str, object]] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
-    slow: frozenset[str] = frozenset()  # actions that are answered once `let_go` is set
+    slow: frozenset[str] = frozenset()  # actions that are answered after `let_go`
     url: str = ""
-    let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    _let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def let_go(self) -> None:
+        """Have the slow actions answered, from another thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._let_go.set)
 
     def fields_of(self, name: str) -> list[object]:
         """Return the fields of each action of that name."""
@@ -417,8 +419,8 @@ class FakeNode:
 
 
 class _Site:
-    def __init__(self, folder: Path, node: FakeNode) -> None:
-        self.folder = folder.resolve()
+    def __init__(self, page: Page, node: FakeNode) -> None:
+        self.page = page
         self.node = node
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -426,18 +428,15 @@ class _Site:
             return await self._stream(request)
         if request.path.startswith("/mesh/do/") and request.method == "POST":
             return await self._do(request)
-        name = "index.html" if request.path == "/mesh" else request.path.removeprefix("/mesh/")
-        place = (self.folder / name).resolve()
-        if not place.is_relative_to(self.folder) or place.suffix not in _KINDS or not place.is_file():
-            return web.Response(status=404)
-        headers = {"Content-Security-Policy": POLICY}
-        return web.Response(body=place.read_bytes(), content_type=_KINDS[place.suffix], headers=headers)
+        if (file := self.page.get(request.path)) is not None:
+            return await file.response(request.headers, {})
+        return web.Response(status=404)
 
     async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b"event: state\ndata: " + json.dumps(self.node.state).encode() + b"\n\n")
-        await asyncio.Event().wait()  # until the browser goes
+        await self.node._ended.wait()
         return response
 
     async def _do(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -445,7 +444,7 @@ class _Site:
         self.node.asked.append((name, await request.json()))
         self.node.headers.append(dict(request.headers))
         if name in self.node.slow:
-            await self.node.let_go.wait()
+            await self.node._let_go.wait()
         found = self.node.results.get(name, Refusal(f"this node cannot do `{name}`"))
         if isinstance(found, Refusal):
             error = {"message": found.message, "hint": found.hint, "code": found.code}
@@ -454,15 +453,17 @@ class _Site:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, node: FakeNode) -> AsyncIterator[FakeNode]:
-    """Serve the page that is in `folder` (`index.html`, `assets/`), as this node."""
-    runner = web.ServerRunner(web.Server(_Site(folder, node).handle), shutdown_timeout=0.1)
+async def serving(page: Page, node: FakeNode) -> AsyncIterator[FakeNode]:
+    """Serve the page, with its real policy, as this node."""
+    runner = web.ServerRunner(web.Server(_Site(page, node).handle), shutdown_timeout=0.1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         host, port = runner.addresses[0][:2]
         node.url = f"http://{host}:{port}"
+        node._loop = asyncio.get_running_loop()
         yield node
     finally:
+        node._ended.set()
         await runner.cleanup()

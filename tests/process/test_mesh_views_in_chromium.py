@@ -1,0 +1,442 @@
+"""The views of the page of the mesh in a real Chromium: what they show, ask the node, and say afterwards."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from meshd.gateway.interface import KeyStatus
+from meshd.gateway.pages import MESH_FOLDER, mesh_page
+from meshd.model.status import ModelState
+
+from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
+from tests.page_scripts import package_file
+from tests.process.mesh_views_fake import (
+    ATTIC,
+    GARAGE,
+    HOSTILE,
+    FakeNode,
+    Refusal,
+    model,
+    peers,
+    serving,
+    state,
+    status,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    needs_chromium,
+    pytest.mark.skipif(not MESH_FOLDER.exists(), reason="`make chat` has not built the page"),
+]
+_PATIENCE_MS = 20_000
+VIEWS = ("models", "plan", "network", "invite", "agents", "logs")
+AXE = package_file("axe-core/axe.min.js")
+_VIOLATIONS = """async axe => {
+    (0, eval)(axe);
+    const found = await window.axe.run();
+    return found.violations.filter(one => ['serious', 'critical'].includes(one.impact))
+        .map(one => `${one.id}: ${one.nodes.map(node => node.html).join(' ')}`);
+}"""
+_STATUS = status(members=peers(), served=(model(),))
+_TWO = status(served=(model(), model("glm", ModelState.UNLOADED)))
+
+
+def look(see: Callable[[FakeNode, "Browser"], None], node: FakeNode | None = None) -> FakeNode:
+    """Have a browser look, in a thread, at the page of this node."""
+    node = node or FakeNode(state(_STATUS))
+    page = mesh_page()
+    assert page is not None
+
+    def seen(at: FakeNode) -> None:
+        with chromium() as browser:
+            see(at, browser)
+
+    async def scenario() -> None:
+        async with serving(page, node):
+            await asyncio.to_thread(seen, node)
+
+    asyncio.run(scenario())
+    return node
+
+
+def opened(shown: Tab, node: FakeNode, view: str) -> "Page":
+    """Open a view; it is there when its first heading is."""
+    shown.page.set_default_timeout(_PATIENCE_MS)
+    shown.page.goto(f"{node.url}/mesh#{view}")
+    shown.page.locator("main h2").first.wait_for()
+    return shown.page
+
+
+def press(page: "Page", name: str, at: int = 0) -> None:
+    page.get_by_role("button", name=name, exact=True).nth(at).click()
+
+
+def fill_all(page: "Page", view: str) -> None:
+    """Have a view show all that it can: each read is done, and an invite is made."""
+    if view == "plan":
+        page.get_by_role("combobox", name="Model").fill("qwen3-4b")
+    for name in {
+        "models": ("See what fits",),
+        "plan": ("Plan it", "Show it"),
+        "network": ("Check it",),
+        "invite": ("Make an invite",),
+    }.get(view, ()):
+        press(page, name)
+    for text in {
+        "models": ("GLM-4.7", "gpt-oss-120b"),
+        "plan": ("Splits, compared", "connect garage by cable"),
+        "network": ("nat_symmetric",),
+        "invite": ("paste the invite", "shed", "d7300f57d2c2ba28"),
+        "agents": ("ANTHROPIC_MODEL", "OPENAI_API_BASE_URL"),
+        "logs": ("child_failed",),
+    }[view]:
+        page.get_by_text(text).first.wait_for(state="attached")
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (360, 740)], ids=["wide", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_shows_its_data_without_faults(scheme: Scheme, size: tuple[int, int]) -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view in VIEWS:
+            with tab(browser, scheme=scheme, size=size) as shown:
+                page = opened(shown, node, view)
+                fill_all(page, view)
+                shown.keep(f"{view}-{scheme}-{size[0]}")
+                assert shown.errors == [] and shown.foreign == [], view
+                assert page.evaluate("document.documentElement.scrollWidth") <= size[0], view
+                if AXE is not None:
+                    assert page.evaluate(_VIOLATIONS, AXE.read_text(encoding="utf-8")) == [], view
+
+    look(see)
+
+
+def test_a_fault_of_access_would_be_found() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "logs")
+            page.evaluate("document.querySelector('main').append(document.createElement('button'))")
+            assert AXE is not None
+            assert "button-name" in " ".join(page.evaluate(_VIOLATIONS, AXE.read_text(encoding="utf-8")))
+
+    if AXE is None:
+        pytest.skip("axe-core is not among the page's packages")
+    look(see)
+
+
+# view, buttons to press in order, the action, its fields, what is said afterwards
+Case = tuple[str, tuple[str, ...], str, Mapping[str, object], str]
+CASES: tuple[Case, ...] = (
+    ("models", ("Look again",), "models", {}, "3 models found"),
+    ("models", ("See what fits",), "fits", {}, "3 models found"),
+    (
+        "models",
+        ("Copy it here",),
+        "pull",
+        {"name": "mesh:GLM-4.7-Flash-Q4_K_M", "background": True},
+        "mesh:GLM-4.7-Flash-Q4_K_M is being copied",
+    ),
+    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. What came stays"),
+    (
+        "models",
+        ("Remove", "Remove"),
+        "model_remove",
+        {"model": "Qwen3-4B-Q4_K_M"},
+        "Removed Qwen3-4B-Q4_K_M: 2.5 GB are free again",
+    ),
+    ("plan", ("Show it",), "why", {}, "The times of the last answers"),
+    ("network", ("Check it",), "netcheck", {}, "Checked: 1 problem"),
+    ("network", ("Ping",), "ping", {"peer": "garage"}, "garage answered in 39.7 ms"),
+    (
+        "invite",
+        ("Make an invite",),
+        "invite",
+        {"expires_s": 86400, "uses": 1, "roles": ["use", "work"]},
+        "Invite made: for 2 machines, valid for",
+    ),
+    ("invite", ("Revoke", "Revoke"), "invite_revoke", {"id": "d7300f57d2c2ba28"}, "and banned garage"),
+    ("invite", ("Ban", "Ban"), "revoke", {"peer": GARAGE}, "Banned garage (rpbcgn66vn)"),
+    ("invite", ("Forget", "Forget"), "forget", {"peer": ATTIC}, "Forgot attic (k2hq7xw4me)"),
+    ("invite", ("Lift the ban",), "unban", {"id": "e" * 52}, "shed may come back"),
+    ("invite", ("Pause", "Pause"), "pause", {}, "Paused: this node lends nothing"),
+    ("invite", ("Drain", "Drain"), "drain", {}, "Draining: nothing new is lent"),
+    ("logs", ("Look again",), "logs", {"lines": 100}, "4 of 4 lines"),
+)
+
+
+def do(page: "Page", buttons: tuple[str, ...]) -> None:
+    """Press buttons; the second of a pair is the one of the dialog."""
+    for at, name in enumerate(buttons):
+        if at and name == buttons[at - 1]:
+            page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
+        else:
+            press(page, name)
+
+
+def test_every_action_asks_the_node_and_says_what_came_of_it() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view, buttons, action, fields, said in CASES:
+            with tab(browser) as shown:
+                page = opened(shown, node, view)
+                before = len(node.fields_of(action))
+                do(page, buttons)
+                page.get_by_role("status").filter(has_text=said).first.wait_for()
+                assert fields in node.fields_of(action)[before:], action
+                assert shown.errors == [], action
+
+    node = look(see)
+    assert all(sent["Content-Type"] == "application/json" for sent in node.headers)
+
+
+def test_every_refusal_is_shown_with_its_hint_and_the_command_line() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view, buttons, action, _, _ in CASES:
+            if action in ("models", "logs", "pull_stop"):
+                continue  # asked before a button is pressed, or not a first step; below
+            node.results[action] = Refusal(f"`{action}` was refused", hint="run `meshd doctor`")
+            with tab(browser) as shown:
+                page = opened(shown, node, view)
+                do(page, buttons)
+                fault = page.get_by_role("alert").filter(has_text=f"{action} was refused").first
+                fault.get_by_text("Hint:").wait_for()
+                assert "meshd doctor" in fault.inner_text(), action
+                assert fault.locator("code", has_text="meshd ").count() > 1, action
+
+    look(see)
+
+
+@pytest.mark.parametrize(("view", "action"), [("models", "models"), ("logs", "logs")])
+def test_a_view_whose_first_read_is_refused_says_so(view: str, action: str) -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        node.results[action] = Refusal("the disk is gone", hint="look at it")
+        with tab(browser) as shown:
+            opened(shown, node, view).get_by_role("alert").filter(has_text="the disk is gone").wait_for()
+
+    look(see)
+
+
+def test_what_cannot_be_undone_wants_a_new_link() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        node.results["model_remove"] = Refusal("this wants a new link", code="fresh_link", status=403)
+        with tab(browser) as shown:
+            page = opened(shown, node, "models")
+            do(page, ("Remove", "Remove"))
+            fault = page.get_by_role("alert").filter(has_text="this wants a new link")
+            fault.get_by_text("opened within the last 10 minutes").wait_for()
+            assert fault.locator("code").all_inner_texts() == ["meshd ui"]
+
+    look(see)
+
+
+def test_nothing_is_done_if_the_question_is_answered_no() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "invite")
+            for way in ("Cancel", "Escape"):
+                page.get_by_role("button", name="Ban", exact=True).first.focus()
+                page.keyboard.press("Enter")
+                dialog = page.get_by_role("dialog")
+                assert "Only the founder can lift the ban" in dialog.inner_text()
+                if way == "Escape":
+                    page.keyboard.press("Escape")
+                else:
+                    dialog.get_by_role("button", name="Cancel").press("Enter")
+                dialog.wait_for(state="hidden")
+                assert page.evaluate("document.activeElement.textContent.trim()") == "Ban"
+            assert node.fields_of("revoke") == []
+
+    look(see)
+
+
+def test_a_button_is_pressed_once_at_a_time() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "network")
+            press(page, "Check it")
+            busy = page.get_by_role("button", name="Checking…")
+            busy.wait_for()
+            assert busy.get_attribute("aria-disabled") == "true"
+            busy.dispatch_event("click")
+            page.keyboard.press("Enter")
+            page.keyboard.press("Space")
+            node.let_go()
+            page.get_by_text("Checked: 1 problem").wait_for()
+            assert node.fields_of("netcheck") == [{}]
+
+    look(see, FakeNode(state(_STATUS), slow=frozenset({"netcheck"})))
+
+
+def test_a_machine_is_invited_by_the_keyboard_alone() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "invite")
+            for _ in range(40):  # the way there has as many stops as the navigation has links
+                page.keyboard.press("Tab")
+                if page.evaluate("document.activeElement.tagName") == "SELECT":
+                    break
+            page.keyboard.press("ArrowUp")  # an hour
+            page.keyboard.press("Tab")
+            page.keyboard.press("Control+A")
+            page.keyboard.type("2")
+            page.keyboard.press("Tab")
+            page.keyboard.press("Space")  # no longer to lend devices
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none"
+            page.keyboard.press("Enter")
+            page.get_by_role("textbox", name="Invite", exact=True).wait_for()
+            assert node.fields_of("invite") == [{"expires_s": 3600, "uses": 2, "roles": ["use"]}]
+            assert page.get_by_role("img", name="The invite as a QR code").count() == 1
+            assert "--expires 1h --uses 2 --role use" in page.locator("main").inner_text()
+            shown.keep("invite-made")
+
+    look(see)
+
+
+def test_mistakes_in_a_form_are_told_before_the_node_is_asked() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "plan")
+            press(page, "Plan it")
+            page.get_by_role("alert").filter(has_text="Name a model first").wait_for()
+            page.get_by_role("combobox", name="Model").fill("x")
+            page.get_by_role("textbox", name="Context of a request").fill("lots")
+            press(page, "Plan it")
+            page.get_by_role("alert").filter(has_text="a number of tokens, or max").wait_for()
+            page.get_by_role("textbox", name="Context of a request").fill("max")
+            page.get_by_role("textbox", name="Requests at once").fill("99")
+            press(page, "Plan it")
+            page.get_by_role("alert").filter(has_text="from 1 to 64").wait_for()
+            assert node.fields_of("plan") == []
+            page.get_by_role("textbox", name="Requests at once").fill("2")
+            press(page, "Plan it")
+            page.get_by_text("✓ chosen").wait_for()
+            assert node.fields_of("plan") == [{"model": "x", "largest_context": True, "streams": 2}]
+            page = opened(shown, node, "invite")
+            page.get_by_role("textbox", name="Machines that can join").fill("0")
+            press(page, "Make an invite")
+            page.get_by_role("alert").filter(has_text="from 1 to 1000").wait_for()
+            press(page, "Let it in")
+            page.get_by_role("alert").filter(has_text="Paste the reply code first").wait_for()
+            page.get_by_role("textbox", name="Reply code").fill("meshd accept meshdreply1abc ")
+            press(page, "Let it in")
+            page.get_by_text("can join for 120 s").wait_for()
+            assert node.fields_of("accept") == [{"code": "meshdreply1abc"}]
+            assert node.fields_of("invite") == []
+
+    look(see)
+
+
+def test_models_are_loaded_and_unloaded_where_there_are_several() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "models")
+            press(page, "Load")
+            page.get_by_text("glm is being loaded").wait_for()
+            press(page, "Unload")
+            page.get_by_text("Qwen3-4B-Q4_K_M is unloaded").wait_for()
+            assert node.fields_of("load") == [{"model": "glm"}]
+            assert node.fields_of("unload") == [{"model": "Qwen3-4B-Q4_K_M"}]
+
+    look(see, FakeNode(state(_TWO)))
+
+
+def test_names_are_text_whatever_they_are() -> None:
+    """A name of a node, a model or an event that is HTML, or ends a command line, does nothing."""
+    shown_state = dict(state(status(members=peers(HOSTILE), served=(model(HOSTILE),))))
+    shown_state["events"] = [{"at": 1.0, "level": "error", "text": HOSTILE}]
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view in VIEWS:
+            with tab(browser) as shown:
+                page = opened(shown, node, view)
+                page.get_by_text("<img src=x", exact=False).first.wait_for(state="attached")
+                assert page.locator("main img").count() == 0, view
+                assert page.title() != "taken" and shown.errors == [], view
+
+    node = FakeNode(shown_state)
+    answer = node.results["models"]
+    assert isinstance(answer, Mapping)
+    node.results["models"] = {"models": [{**answer["models"][0], "name": HOSTILE, "problem": HOSTILE}]}
+    look(see, node)
+
+
+def test_an_empty_node_says_what_to_do_next() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view, words in {
+            "models": ("This node serves no model", "There is no model on this machine"),
+            "plan": ("nothing is measured. Plan one above",),
+            "network": ("There is no other node yet",),
+            "invite": ("This node is alone in its mesh", "has made no invites", "Nothing is banned"),
+            "agents": ("This node offers no API", "meshd client"),
+            "logs": ("Nothing has happened", "The log is empty"),
+        }.items():
+            with tab(browser) as shown:
+                page = opened(shown, node, view)
+                for text in words:
+                    page.get_by_text(text).first.wait_for()
+                shown.keep(f"empty-{view}")
+
+    node = FakeNode(state(status(has_api=False), events=False))
+    none: Mapping[str, tuple[()]] = {"models": ()}
+    node.results |= {"models": {"models": []}, "logs": {"lines": []}, "ban_list": {"bans": []}}
+    node.results |= {"invite_list": {"invites": []}, "member_models": {**none, "left_out": [], "pulls": []}}
+    look(see, node)
+
+
+def test_a_node_that_may_do_nothing_offers_nothing() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "invite")
+            page.get_by_text("This node may not invite").wait_for()
+            page.get_by_text("This node lends no devices").wait_for()
+            for name in ("Make an invite", "Ban", "Forget", "Pause", "Lift the ban"):
+                assert page.get_by_role("button", name=name, exact=True).count() == 0, name
+
+    look(see, FakeNode({**state(_STATUS), "can": ["ban_list", "invite_list"]}))
+
+
+def test_the_log_is_filtered_and_followed() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "logs")
+            log = page.get_by_role("region", name="Lines of the log")
+            log.wait_for()
+            page.get_by_role("combobox", name="Level").select_option("warning")
+            page.get_by_text("3 of 4 lines").wait_for()
+            assert "Traceback of nobody" in log.inner_text(), "it belongs to the line before"
+            page.get_by_role("combobox", name="Level").select_option("error")
+            page.get_by_text("1 of 4 lines").wait_for()
+            page.get_by_role("combobox", name="Level").select_option("")
+            page.get_by_role("searchbox").fill("ATTIC")
+            page.get_by_text("1 of 4 lines").wait_for()
+            page.get_by_role("searchbox").fill("nothing like it")
+            page.get_by_text("No line matches").wait_for()
+            page.get_by_role("searchbox").fill("")
+            page.get_by_role("checkbox", name="Follow").check()
+            node.results["logs"] = {"lines": ["a new line"]}
+            log.get_by_text("a new line").wait_for()
+            page.get_by_role("combobox", name="Lines").select_option("500")
+            page.get_by_text("--lines 500").wait_for()
+
+    node = look(see)
+    assert {"lines": 500} in node.fields_of("logs")
+
+
+def test_a_key_that_is_required_is_named_and_never_shown() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "agents")
+            page.get_by_text("This API asks for a key").wait_for()
+            page.get_by_text("Claude Code", exact=True).click()
+            lines = page.get_by_role("region", name="Claude Code: lines").inner_text()
+            assert f"ANTHROPIC_BASE_URL={node.url}" in lines and "ANTHROPIC_API_KEY=YOUR_KEY" in lines
+            assert "ANTHROPIC_MODEL=Qwen3-4B-Q4_K_M" in lines
+
+    api = _STATUS.api
+    assert api is not None
+    with_key = replace(_STATUS, api=replace(api, keys=(KeyStatus("anna", 0, 0, 0, 0, 0),)))
+    look(see, FakeNode(state(with_key)))
