@@ -16,7 +16,7 @@ import pytest
 from tests.rules.source import ROOT
 
 SOURCE = ROOT / "wheels/mesh/src"
-_FOLDERS = ("wheels/mesh", "build/mesh-page", "build/mesh-page/source", "build/chat-page/source")
+_FOLDERS = ("build/mesh-page", "wheels/mesh")
 NODE = shutil.which("node")
 _LIMIT_S = 60
 _TRANSPILE = """

@@ -46,6 +46,7 @@ from meshd.admin.request import Json, to_fields
 from meshd.admin.status import LeftOutView, LinkView, MeshView, NodeView, PeerView, Status
 from meshd.gateway.interface import GatewayStatus
 from meshd.gateway.pages import Page
+from meshd.link.transport import LinkKind
 from meshd.model.status import AnswersAtOnce, ModelState, ModelStatus, Speeds, SplitPart
 from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
 
@@ -83,7 +84,7 @@ def link(path: str = "lan") -> LinkView:
     """Return a link by TCP."""
     assert path in ("lan", "relayed")
     return LinkView(
-        kind="tcp" if path == "lan" else "relay",
+        kind=LinkKind.TCP if path == "lan" else LinkKind.RELAY,
         path="lan" if path == "lan" else "relayed",
         remote="192.168.1.7:17430",
         rtt_ms=0.91,
@@ -341,7 +342,12 @@ def results() -> dict[str, object]:
         ),
         "pause": Done(),
         "ping": PingReply(
-            peer=GARAGE, name="garage", rtt_ms=39.7, kind="relay", path="relayed", remote="192.168.1.7:17430"
+            peer=GARAGE,
+            name="garage",
+            rtt_ms=39.7,
+            kind=LinkKind.RELAY,
+            path="relayed",
+            remote="192.168.1.7:17430",
         ),
         "plan": PlanReply(
             model="Qwen3-4B-Q4_K_M",
