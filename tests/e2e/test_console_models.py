@@ -84,7 +84,7 @@ def test_a_model_that_sees_is_shown_a_picture(tmp_path: Path) -> None:
             head = await fleet.head(random_model("llama"), *spec)
             api = api_of(await fleet.ready(head))
             await asyncio.to_thread(look, api.url)
-            asked = {"id": "chatcmpl-unknown", "action": "reasoning_end"}
+            asked: dict[str, object] = {"id": "chatcmpl-unknown", "action": "reasoning_end"}
             ended = await api.ask("POST", "/v1/chat/completions/control", asked)
             assert (ended.status, ended.body["success"]) == (200, False), "no such answer runs"
 
