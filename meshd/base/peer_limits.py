@@ -48,6 +48,9 @@ EARLY_STREAMS = Share(
     "streams waiting for a leased mesh-server to start", 8, "peer", "further ones are refused"
 )
 
+BROWSERS = Share("browsers", 32, "node", "the oldest connection is closed")
+BROWSERS_OF_KEY = Share("connections of one browser", 4, "key", "the oldest is closed")
+BROWSERS_UNPROVEN = Share("browsers that have proven nothing yet", 16, "node", "further ones are turned away")
 JOINING = Share("nodes joining over one kind of link", 16, "node", "further ones are turned away")
 JOINING_OF_KEY = Share("joins in progress with one key", 2, "key", "further ones are turned away")
 

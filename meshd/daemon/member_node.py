@@ -33,6 +33,7 @@ from meshd.rendezvous.book import KeptBook
 from meshd.rendezvous.join import Inviter
 from meshd.rendezvous.join_or_found import Entered, remember
 from meshd.wire.address import Candidate
+from meshd.wire.hello import NotAdmitted, Welcome
 from meshd.wire.netfacts import NetFacts
 from meshd.wire.versions import NativeVersion
 
@@ -102,6 +103,7 @@ class MemberNode:
             rng=secrets.SystemRandom().random,
             signer=Signer(key, membership.mesh),
         )
+        self.mesh.on_bans = self.transports.browsers.bans_changed
         self.local = self._make_local(role)
         self.inviter = self._make_inviter()
 
@@ -203,6 +205,10 @@ class MemberNode:
         """Answer one joiner; return True if it is a member now."""
         invite = joining.proven.invite_id or b""
         return await self.inviter.admit(joining, joiner=joining.peer, invite_id=invite)
+
+    def admit_browser(self, browser: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
+        """Decide whether a browser is let in by an invite, which is on disk then."""
+        return self.inviter.decide(browser, invite_id)
 
     def network_changed(self) -> None:
         """Publish new addresses or facts of the network."""

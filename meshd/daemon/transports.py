@@ -25,7 +25,9 @@ from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair, PeerId
 from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials
-from meshd.link.interface import Dialer, Link, LinkKind, Listener
+from meshd.link.browser.direct import BrowserMeetings
+from meshd.link.browser.entrance import Browsers
+from meshd.link.interface import Dialer, Link, LinkKind, Listener, Signals
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
 from meshd.link.net.stun import ASK_SECONDS, ReflexivePort
@@ -34,6 +36,7 @@ from meshd.link.quic import links as quic
 from meshd.link.quic.links import QuicDialer
 from meshd.link.quic.over_ice import QuicOverIce
 from meshd.link.relayed import through_relay
+from meshd.link.relayed.for_browsers import BrowserCircuits
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.through_member import MemberRelayLinks
 from meshd.link.relayed.through_relay import RelayLinks
@@ -50,6 +53,7 @@ from meshd.rendezvous.join import OpenForJoiners
 from meshd.rendezvous.join_or_found import Enrolment, Entered, JoinOptions
 from meshd.wire.address import Candidate, Proto
 from meshd.wire.dialable import Dialable, Here, Source, dialable
+from meshd.wire.hello import NotAdmitted, Welcome
 
 if TYPE_CHECKING:  # what a node that listens on loopback only does without is imported on demand
     from meshd.link.port_prediction.links import PortPredictionLinks
@@ -80,6 +84,10 @@ class Links(Dialer, Listener, Protocol):
 
 class TransportUser(PortMember, Protocol):
     """The member that owns these links."""
+
+    def admit_browser(self, browser: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
+        """Decide whether a browser is let in by an invite."""
+        ...
 
     def network_changed(self) -> None:
         """Note that this node's addresses, or the facts of its network, have changed."""
@@ -149,6 +157,7 @@ class Transports:
             wall_clock=node.wall_clock,
         )
         self.members = MemberRelayLinks(user.handshake, passes_on=not links.no_relaying)
+        self.browsers = self._make_browsers(key, config.node.name, invites, kinds)
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         self._searching: PortPredictionLinks | None = None
@@ -156,6 +165,29 @@ class Transports:
         self._use_kinds(kinds)
         is_heard = not (links.no_mdns or local_only)
         self.mdns = self._make_mdns(membership, key, book) if is_heard else None
+
+    def _make_browsers(
+        self, key: KeyPair, name: str, invites: InviteBook, kinds: Collection[LinkKind]
+    ) -> Browsers:
+        def meetings(signals: Signals) -> BrowserMeetings:
+            return BrowserMeetings(
+                self._user.handshake,
+                signals,
+                self._udp_servers,
+                hosts=self._hosts,
+                may_dial=self.addresses.may_dial,
+            )
+
+        return Browsers(
+            key=key,
+            name=name,
+            invites=invites.browser_keys,
+            admit=self._user.admit_browser,
+            why_banned=lambda chain: self._user.handshake().why_banned(chain),
+            stun=lambda: self._udp_servers,
+            meetings=meetings if LinkKind.WEBRTC in kinds else None,
+            random=secrets.token_bytes,
+        )
 
     def _use(self, links: Links) -> None:
         self.dialers.append(links)
@@ -287,6 +319,9 @@ class Transports:
                     owner.start(listener.serve(take), name=f"{listener.kind.value} listener")
                 owner.start(self.joiners.serve(), name="joiners")
                 owner.start(self.relay_client.serve(), name="relays")
+                if self.relays and (callers := self._user.handshake().callers) is not None:
+                    circuits = BrowserCircuits(self.relay_client, self.browsers.welcome, callers)
+                    owner.start(circuits.serve(), name="browser circuits")
                 owner.start(self.network_state.serve(), name="network state")
                 if self._asks_outside:
                     asking = kept_up(self.reflexive.serve, source="STUN servers", name="reflexive port")

@@ -202,7 +202,8 @@ class JoinKeys:
     """The keys derived from the secret of an invite (HKDF-SHA256, RFC 5869).
 
     `join_key`: 32 bytes, proves the secret; `mailbox`: 16 bytes, where to meet at a relay; `invite_id`: 8
-    bytes, public; ICE user and password as RFC 8445 wants them, so that strangers can punch.
+    bytes, public; ICE user and password as RFC 8445 wants them, so that strangers can punch; `browser_key`
+    (32 bytes) and `browser_box` are what the first two are, for browsers.
     """
 
     join_key: bytes = field(repr=False)
@@ -210,6 +211,8 @@ class JoinKeys:
     invite_id: bytes
     ice_user: str
     ice_password: str = field(repr=False)
+    browser_key: bytes = field(repr=False)
+    browser_box: bytes
 
 
 def derive(secret: bytes) -> JoinKeys:
@@ -227,6 +230,8 @@ def derive(secret: bytes) -> JoinKeys:
         invite_id=expand("invite id", INVITE_ID_BYTES),
         ice_user=to_base32(expand("ice user", 10)),
         ice_password=to_base32(expand("ice password", 20)),
+        browser_key=expand("browser key", hashlib.sha256().digest_size),
+        browser_box=expand("browser box", MAILBOX_BYTES),
     )
 
 

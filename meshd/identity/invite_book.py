@@ -11,7 +11,7 @@ from meshd.base.errors import LocalProtocolError, RemoteProtocolError, UserError
 from meshd.identity.invite import INVITE_SECRET_BYTES, JoinKeys, derive, expired_text
 from meshd.identity.keys import KEY_BYTES, MeshId, PeerId
 from meshd.identity.membership import MAX_CERTIFICATE_BYTES, Certificate, Role, read_roles
-from meshd.wire.limits import MAX_TIME
+from meshd.wire.limits import MAX_NAME_BYTES, MAX_TIME
 from meshd.wire.message import Fields, Value, pack, unpack
 
 MAX_INVITES = 256
@@ -35,7 +35,8 @@ class Use:
 class InviteEntry:
     """One invite. Times are unix seconds; `uses` is how many nodes it admits.
 
-    `printed`: it is the one that `worker` and `serve` print, not one that `meshd invite` made.
+    `printed`: it is the one that `worker` and `serve` print, not one that `meshd invite` made. `browser`: the
+    name of the browser that it is for; empty if it is for nodes.
     """
 
     invite_id: bytes
@@ -47,6 +48,7 @@ class InviteEntry:
     used: tuple[Use, ...] = ()
     revoked: bool = False
     printed: bool = False
+    browser: str = ""
 
     @property
     def id_text(self) -> str:
@@ -107,6 +109,7 @@ class InviteBook:
         expires_at: int,
         uses: int,
         printed: bool = False,
+        browser: str = "",
     ) -> InviteEntry:
         """Create an invite; `secret` is 16 random bytes. Raises UserError for limits out of range."""
         # Check the limits.
@@ -123,14 +126,24 @@ class InviteBook:
             )
         # Make room: drop invites that expired long ago.
         for entry in list(self._entries.values()):
-            if now >= entry.expires_at + KEEP_EXPIRED_SECONDS:
+            returns = entry.browser and entry.used and not entry.revoked  # by the invite's keys
+            if now >= entry.expires_at + KEEP_EXPIRED_SECONDS and not returns:
                 del self._entries[entry.invite_id]
         if len(self._entries) >= MAX_INVITES:
             raise UserError(
                 f"there are already {MAX_INVITES} invites, which is the maximum",
                 hint="create one invite with more uses; invites are deleted 30 days after they expire",
             )
-        entry = InviteEntry(derive(secret).invite_id, secret, wanted, now, expires_at, uses, printed=printed)
+        entry = InviteEntry(
+            derive(secret).invite_id,
+            secret,
+            wanted,
+            now,
+            expires_at,
+            uses,
+            printed=printed,
+            browser=browser,
+        )
         self._entries[entry.invite_id] = entry
         return entry
 
@@ -227,6 +240,11 @@ class InviteBook:
             self._keys[invite_id] = derive(entry.secret)
         return self._keys[invite_id]
 
+    def browser_keys(self, invite_id: bytes) -> JoinKeys | None:
+        """Return the keys of an invite for browsers, as `join_keys`."""
+        entry = self._entries.get(invite_id)
+        return self.join_keys(invite_id) if entry is not None and entry.browser else None
+
     def encode(self) -> bytes:
         """Encode the book for the key store: it holds secrets."""
         entries: list[Value] = [_pack_entry(entry) for entry in self.entries()]
@@ -254,6 +272,7 @@ def _pack_entry(entry: InviteEntry) -> Value:
         "used": used,
         "revoked": entry.revoked,
         "printed": entry.printed,
+        "browser": entry.browser,
     }
 
 
@@ -270,6 +289,7 @@ def _read_entry(fields: Fields) -> InviteEntry:
         used=tuple(_read_use(item) for item in fields.maps("used", count=uses)),
         revoked=fields.flag("revoked"),
         printed=fields.flag("printed", default=False),
+        browser=fields.text("browser", most=MAX_NAME_BYTES, default=""),
     )
 
 

@@ -209,6 +209,7 @@ class PeerMesh:
         self.presence = MemberPresence(node=node, book=book, signer=signer, rng=rng)
         self.table = PeerTable(node=node, book=book, presence=self.presence, dialers=dialers, rng=rng)
         self.news = News(node, book, self.presence.gossip, heard=self._heard, greeted=self._greeted)
+        self.on_bans: Callable[[], None] = lambda: None  # after each change of the bans
         book.spare(self.table.is_linked)
         node.events = self
         node.services[NEWS_SERVICE] = Service(self.news.talk, lambda _member, _metadata: None, once=True)
@@ -531,4 +532,5 @@ class PeerMesh:
             if why is not None:
                 LOG.warning("peer_banned", peer=peer.short, why=why)
                 self._drop(peer, Code.BANNED, why)
+        self.on_bans()
         self._node.changed()

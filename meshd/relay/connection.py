@@ -1,4 +1,5 @@
-"""One TCP connection to a relay, from its first byte on: STUN, or TLS and then control or a circuit's end.
+"""One TCP connection to a relay, from its first byte on: STUN; TLS, and then control or a circuit's end; or
+HTTP, and then a browser's end of a circuit as a WebSocket.
 
 All connections read into two buffers that the relay has once: a turn of the loop handles what it has read
 before the next one reads. What a connection holds itself is what its TLS and the kernel hold, and at most the
@@ -15,11 +16,13 @@ from typing import Protocol, TypeVar
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.unproven_connections import origin
+from meshd.identity.keys import from_base32
 from meshd.identity.proof import MAGIC as PROOF_MAGIC
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
-from meshd.wire.relay import TICKET_MAGIC, TICKET_PREFACE_BYTES
+from meshd.wire.relay import BROWSER_PATH, TICKET_MAGIC, TICKET_PREFACE_BYTES
 from meshd.wire.stun import Endpoint, StreamAnswers
+from meshd.wire.websocket import MAX_REQUEST_BYTES, FrameReader, accept, close_frame, frame, read_request, refuse
 
 C = TypeVar("C", contravariant=True)
 _NOT_SENT_BYTES = 128 << 10  # what the kernel takes before it has sent what it has
@@ -28,6 +31,7 @@ _CIRCUIT_HIGH_BYTES = 64 << 10  # plus one read: what waits here for one end of 
 _CIRCUIT_LOW_BYTES = 16 << 10
 _MAX_CONTROL_UNREAD = 16 << 10
 _MAX_BACKLOG = 512 << 10
+_HTTP = 0x47  # the G of GET
 _TLS_HANDSHAKE = 0x16  # RFC 8446 5.1; STUN begins with two zero bits (RFC 8489 5)
 
 
@@ -38,6 +42,7 @@ class RelayStage(Enum):
     STUN = auto()
     SHAKING = auto()
     PREFACE = auto()  # TLS stands, neither proof nor ticket has begun
+    WEB = auto()  # a browser asks
     CONTROL = auto()
     WAITING = auto()  # for the other end of its circuit
     JOINED = auto()
@@ -67,6 +72,10 @@ class RelayExchange(Protocol[C]):
 
     def ticket(self, connection: C, ticket: bytes) -> None:
         """Redeem a ticket."""
+        ...
+
+    def browser(self, connection: C, box: bytes) -> bool:
+        """Ring a box for a browser; False if nobody is there, or there is no room."""
         ...
 
     def carried(self, connection: C, size: int) -> None:
@@ -127,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._exchange = exchange
         self._engine: TlsEngine | None = None
         self._answers: StreamAnswers | None = None
+        self._frames: FrameReader | None = None  # of a browser
         self._transport: asyncio.Transport | None = None
         self._held = Hold.NOTHING
         self._full = False
@@ -174,12 +184,17 @@ class Connection(asyncio.BufferedProtocol):
             elif data[0] < 4 and self._seen is not None:
                 self._answers = StreamAnswers(self._seen)
                 self.stage = RelayStage.STUN
+            elif data[0] == _HTTP:
+                self._frames = FrameReader()
+                self.stage = RelayStage.WEB
             else:
                 self.abort()
         if self._answers is not None:
             self._stun(self._answers, data)
         elif self._engine is not None and self.stage is not RelayStage.OVER:
             self._secret(self._engine, data)
+        elif self._frames is not None and self.stage is not RelayStage.OVER:
+            self._web(self._frames, data)
 
     def eof_received(self) -> bool:
         """Handle the peer's half-close: a node says goodbye inside TLS before it does that."""
@@ -262,6 +277,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._engine is not None and self.stage not in (RelayStage.SHAKING, RelayStage.OVER):
             self._engine.finish()
             self._write(self._engine.outgoing())
+        elif self._frames is not None and self.stage is not RelayStage.OVER:
+            self._write(close_frame())
         self._over()
 
     def cut(self) -> None:
@@ -354,6 +371,40 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._write(engine.outgoing())  # answers of TLS itself
 
+    def _web(self, frames: FrameReader, data: memoryview) -> None:
+        """Handle what a browser sends: its request, then frames."""
+        rest: bytes | memoryview = data
+        if self.stage is RelayStage.WEB:
+            self._head += data
+            head, end, after = self._head.partition(b"\r\n\r\n")
+            if not end:
+                if len(self._head) > MAX_REQUEST_BYTES:
+                    self._refuse_browser()
+                return
+            self._head = bytearray()
+            try:
+                path, key = read_request(bytes(head))
+                box = from_base32(path.removeprefix(BROWSER_PATH)) if path.startswith(BROWSER_PATH) else b""
+            except (RemoteProtocolError, ValueError):
+                box, key = b"", b""
+            if not box or not self._exchange.browser(self, box):
+                self._refuse_browser()
+                return
+            self._write(accept(key))
+            rest = bytes(after)
+        payloads, reply = frames.feed(rest)
+        for payload in payloads:
+            self._take(memoryview(payload))
+        self._write(reply)
+        if frames.is_over:
+            self.end_other(clean=True)
+            self._finish(EndOfStream("the browser ended the connection"))
+            self._over()
+
+    def _refuse_browser(self) -> None:
+        self._write(refuse())
+        self._over()
+
     def _take(self, data: memoryview) -> None:
         """Handle plain bytes of any stage."""
         if self.stage is RelayStage.JOINED:
@@ -389,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _carry(self, data: memoryview) -> None:
         other = self.other
-        if other is None or other._engine is None:
+        if other is None:
             return
         if self._bounded:
             self.bound -= len(data)
@@ -397,7 +448,10 @@ class Connection(asyncio.BufferedProtocol):
                 self.end_other(clean=False)
                 self.cut()
                 return
-        other._write(other._engine.seal([data]))
+        if other._engine is not None:
+            other._write(other._engine.seal([data]))
+        elif other._frames is not None:
+            other._write(frame([data]))
         self._exchange.carried(self, len(data))
 
     def _write(self, data: bytes) -> None:

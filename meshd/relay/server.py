@@ -200,6 +200,7 @@ class RelayServer:
                     RelayStage.STUN,
                     RelayStage.SHAKING,
                     RelayStage.PREFACE,
+                    RelayStage.WEB,
                 )
                 if (early and now - connection.since > self.limits.unproven_seconds) or (
                     connection.stage is RelayStage.CONTROL
@@ -273,10 +274,23 @@ class RelayServer:
         ends.append(connection)
         if len(ends) == 2:
             first, second = ends
+            self._unproven.leave(first)  # a browser, which has shown no ticket
             first.join(second)
             second.join(first)
             first.begin()
             second.begin()
+
+    def browser(self, connection: Connection, box: bytes) -> bool:
+        """Ring a box for a browser; False if nobody is there, or there is no room."""
+        found = self.board.browse(box, host=connection.host, now=asyncio.get_running_loop().time())
+        if found is None:
+            self.board.counts["browsers_refused"] += 1
+            return False
+        circuit, actions = found
+        connection.bind(circuit, 0, bound=0)
+        self._circuits[circuit] = [connection]
+        self._do(actions)
+        return True
 
     def carried(self, connection: Connection, size: int) -> None:
         """Charge bytes of a circuit to their sender, which rests when it owes."""

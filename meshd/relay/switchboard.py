@@ -13,8 +13,12 @@ Letters for nodes that are not connected are few, small, short-lived, in memory 
 the address and the key that it came from. Where room is needed, the address with most loses a letter: the
 oldest of its key with most. So a sender displaces its own letters, and those of others only where they hold
 as much. The address comes first, because keys cost nothing.
+
+A browser has no key that a relay could ask for. It reaches a box that is open for browsers, and counts as a
+caller by its address, of which the box's owner is told a hash. What it sends counts as the owner's.
 """
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +27,7 @@ from typing import Generic, TypeVar
 from meshd.base.admission import TokenBucket
 from meshd.wire.limits import PEER_BYTES
 from meshd.wire.relay import (
+    BOX_BYTES,
     TICKET_BYTES,
     Call,
     Called,
@@ -70,6 +75,7 @@ class Limits:
     guest_seconds: float = 90.0  # a joiner is no member: it comes, joins and goes
     guest_strikes: int = 4  # boxes that are not there: nobody guesses 16 bytes, but nobody should try
     joins_of_box: int = 4  # at once
+    browsers_of_box: int = 8  # at once; each may have an old connection that is not known to be dead
     join_bytes: int = 256 << 10  # a welcome has at most 64 KiB
     join_seconds: float = 45.0
     mail_seconds: float = 60.0
@@ -155,12 +161,13 @@ class Circuit:
     tickets: tuple[bytes, bytes]  # of the caller, of the callee
     since: float
     box: bytes = b""
+    lasting: bool = False
     came: set[int] = field(default_factory=set)
     answered: int = 0  # bytes of the callee
 
     @property
     def is_join(self) -> bool:
-        return bool(self.box)
+        return bool(self.box) and not self.lasting
 
 
 @dataclass(slots=True)
@@ -170,6 +177,7 @@ class Box:
     owner: NodeIdentity
     until: float
     guests: deque[bytes]
+    lasting: bool = False
     joins: int = 0
 
 
@@ -339,6 +347,7 @@ class Switchboard:
     def __init__(self, limits: Limits, *, random: Callable[[int], bytes]) -> None:
         self.limits = limits
         self._random = random
+        self._salt = random(BOX_BYTES)
         self._clients: dict[int, ConnectedNode] = {}
         self._by_identity: dict[NodeIdentity, int] = {}
         self._of_host: Counter[str] = Counter()
@@ -449,6 +458,27 @@ class Switchboard:
 
     # --- circuits
 
+    def browse(self, box: bytes, *, host: str, now: float) -> tuple[int, list[Action]] | None:
+        """Ring the owner of a box for a browser at `host`, which is there already as side 0 of the circuit.
+
+        Returns the circuit's number and what to do; None: no such box is open, or there is no room.
+        """
+        found = self._boxes.get(box)
+        at = self._by_identity.get(found.owner) if found is not None else None
+        if found is None or at is None or not found.lasting:
+            return None
+        caller = NodeIdentity(hashlib.sha256(self._salt + host.encode()).digest(), b"")
+        if (
+            found.joins >= self.limits.browsers_of_box
+            or len(self._circuits) >= self.limits.circuits
+            or self._quota(caller, found.owner, now)
+        ):
+            return None
+        cuts = self._make_room(caller, found.owner, now)
+        circuit = self._connect(caller, found.owner, box, now, lasting=True)
+        circuit.came.add(0)
+        return circuit.number, [*cuts, Tell(at, Ring(circuit.tickets[1], caller.peer, box))]
+
     def arrive(self, ticket: bytes) -> tuple[int, int] | None:
         """Redeem a ticket, which is good once, for the circuit's number and the side, 0 or 1; None: not
         valid.
@@ -487,7 +517,7 @@ class Switchboard:
             found.answered += size
         if found is None or not self.limits.rate:
             return 0.0
-        who = (found.caller, found.callee)[side]
+        who = found.callee if found.lasting else (found.caller, found.callee)[side]
         bucket = self._buckets.get(who)
         if bucket is None:
             bucket = TokenBucket(rate=self.limits.rate, burst=self.limits.burst, now=now)
@@ -529,22 +559,29 @@ class Switchboard:
         if why is not None or callee is None or at is None:
             return self._refuse(client, state, call.number, why or ("absent", ""))
         cuts = self._make_room(state.who, callee, now)
+        circuit = self._connect(state.who, callee, box, now, lasting=False)
+        return [
+            *cuts,
+            Tell(at, Ring(circuit.tickets[1], state.who.peer, box)),
+            Tell(client, Called(call.number, circuit.tickets[0])),
+        ]
+
+    def _connect(
+        self, caller: NodeIdentity, callee: NodeIdentity, box: bytes, now: float, *, lasting: bool
+    ) -> Circuit:
+        """Enter a circuit for which there is room."""
         number = self._next_circuit
         self._next_circuit += 1
         tickets = (self._random(TICKET_BYTES), self._random(TICKET_BYTES))
-        self._circuits[number] = circuit = Circuit(number, state.who, callee, tickets, now, box)
+        self._circuits[number] = circuit = Circuit(number, caller, callee, tickets, now, box, lasting)
         self._calls.add(circuit)
         self._tickets |= {ticket: (number, side) for side, ticket in enumerate(tickets)}
-        self._of_identity[state.who] += 1
+        self._of_identity[caller] += 1
         self._of_identity[callee] += 1
         if box:
             self._boxes[box].joins += 1
         self.counts["circuits"] += 1
-        return [
-            *cuts,
-            Tell(at, Ring(tickets[1], state.who.peer, box)),
-            Tell(client, Called(call.number, tickets[0])),
-        ]
+        return circuit
 
     def _callee(self, state: ConnectedNode, to: bytes) -> tuple[NodeIdentity | None, tuple[str, str] | None]:
         """Return the node that a key or a box names, or why the client may not ask for it."""
@@ -569,10 +606,15 @@ class Switchboard:
             return "busy", "other nodes are joining with this invite right now"
         if self._calls.between(caller, callee) >= self.limits.circuits_of_pair:
             return "quota", "this node has its maximum number of circuits to the other one"
+        why = self._quota(caller, callee, now)
+        return ("quota", why) if why else None
+
+    def _quota(self, caller: NodeIdentity, callee: NodeIdentity, now: float) -> str:
+        """Return who has its maximum number of circuits, of which none gives way; empty: neither."""
         for who, whose in ((caller, "this node has"), (callee, "the other node has")):
             if self._is_full(who) and self._calls.yielding(who, caller, now) is None:
-                return "quota", f"{whose} its maximum number of circuits"
-        return None
+                return f"{whose} its maximum number of circuits"
+        return ""
 
     def _is_full(self, who: NodeIdentity) -> bool:
         return self._of_identity[who] >= self.limits.circuits_of_key
@@ -624,14 +666,14 @@ class Switchboard:
             text = "only members open mailboxes" if state.who.is_guest else "this mailbox is another node's"
             return [Tell(client, RelayRefusal(0, "box", text))]
         if present is not None:
-            present.until = now + wanted.seconds
+            present.until, present.lasting = now + wanted.seconds, wanted.lasting
         else:
             if len(self._boxes) >= self.limits.boxes or (
                 self._boxes_of[state.who] >= self.limits.boxes_of_key
             ):
                 return [Tell(client, RelayRefusal(0, "box", "no room for another mailbox"))]
             guests: deque[bytes] = deque(maxlen=self.limits.guests_of_box)
-            self._boxes[wanted.box] = Box(state.who, now + wanted.seconds, guests)
+            self._boxes[wanted.box] = Box(state.who, now + wanted.seconds, guests, wanted.lasting)
             self._boxes_of[state.who] += 1
         return [Tell(client, mail) for mail in self._mail.take(wanted.box, now)]
 

@@ -38,7 +38,10 @@ LOG = log.get("rendezvous")
 ACCEPT_SECONDS = 120.0  # for which the joiner of a reply code is let in
 BOX_SECONDS = 0.5  # how often the invites are looked at: a fresh token is pasted in a moment
 
-SetBoxes = Callable[[Mapping[bytes, float]], Awaitable[None]]
+BROWSER_BOX_SECONDS = 7 * 86400.0  # of a box whose browsers come back, asked for again each hour
+_RENEW_SECONDS = 3600.0
+
+SetBoxes = Callable[[Mapping[bytes, float], frozenset[bytes]], Awaitable[None]]
 Punch = Callable[[Sequence[Dialable], float], Coroutine[object, object, None]]
 
 
@@ -202,7 +205,8 @@ def _fitting(entries: Iterable[bytes], room: int) -> tuple[bytes, ...]:
 
 
 class OpenForJoiners:
-    """`set_boxes` takes all mailboxes to keep, with their seconds: None without a relay. `punch` sends to
+    """`set_boxes` takes all mailboxes to keep, with their seconds, and those of them that are for browsers:
+    None without a relay. `punch` sends to
     addresses for so many seconds: None where no datagram of ours gets out."""
 
     def __init__(
@@ -249,11 +253,16 @@ class OpenForJoiners:
 
     async def _keep_boxes(self, set_boxes: SetBoxes) -> None:
         seen: tuple[InviteEntry, ...] | None = None
+        clock = asyncio.get_running_loop().time
+        renewed = clock()
         while True:
             entries = self._invites.entries()
-            if entries != seen:  # the seconds of each run by themselves
-                seen = entries
-                await set_boxes(boxes_of(entries, self._wall_clock()))
+            # the seconds of each run by themselves; only those of browsers are renewed
+            if entries != seen or clock() - renewed > _RENEW_SECONDS:
+                seen, renewed = entries, clock()
+                now = self._wall_clock()
+                browsers = browser_boxes_of(entries, now)
+                await set_boxes(boxes_of(entries, now) | browsers, frozenset(browsers))
             await asyncio.sleep(BOX_SECONDS)
 
 
@@ -262,5 +271,16 @@ def boxes_of(entries: Sequence[InviteEntry], now: int) -> dict[bytes, float]:
     return {
         derive(entry.secret).mailbox: float(entry.expires_at - now)
         for entry in entries
-        if not entry.revoked and now < entry.expires_at  # used up: a node that has joined may ask again
+        if not entry.revoked and not entry.browser and now < entry.expires_at  # used up: a node that has joined may ask again
+    }
+
+
+def browser_boxes_of(entries: Sequence[InviteEntry], now: int) -> dict[bytes, float]:
+    """Return the mailboxes for browsers: of valid invites, and of those that a browser was let in by, which
+    comes back for as long as it likes.
+    """
+    return {
+        derive(entry.secret).browser_box: BROWSER_BOX_SECONDS if entry.used else float(entry.expires_at - now)
+        for entry in entries
+        if entry.browser and not entry.revoked and (entry.used or now < entry.expires_at)
     }

@@ -20,6 +20,7 @@ TICKET_MAGIC = b"MESHT"
 TICKET_PREFACE_BYTES = len(TICKET_MAGIC) + TICKET_BYTES
 _MAX_NUMBER = (1 << 32) - 1
 _MAX_RATE = 1 << 50
+BROWSER_PATH = "/browser/"  # before a box in base32: what a browser's WebSocket asks a relay for
 _Number = Annotated[int, Between(0, _MAX_NUMBER)]
 _Ticket = Annotated[bytes, Size(TICKET_BYTES)]
 
@@ -41,10 +42,14 @@ class HangUp(Message, tag="hang_up"):
 
 @dataclass(frozen=True, slots=True)
 class OpenBox(Message, tag="open_box"):
-    """Node: those that know `box` may call and write to me, for `seconds` from now."""
+    """Node: those that know `box` may call and write to me, for `seconds` from now.
+
+    `lasting`: it is for browsers, whose circuits are held neither to few bytes nor to few seconds.
+    """
 
     box: Annotated[bytes, Size(BOX_BYTES)]
     seconds: Annotated[int, Between(1, MAX_BOX_SECONDS)]
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

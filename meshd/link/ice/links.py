@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from meshd.base.admission import Rates
@@ -418,13 +419,10 @@ class IceLinks(ABC):
                 await self._signals.send(peer, answer.encode())
                 attempt.answer.set_result(offer.terms)
                 pipe = await self._meet(attempt)
-                proven = await prove_accepted(
-                    pipe, handshake=self._handshake(), binding=attempt.session.binding
-                )
-                link = self._link(attempt, pipe, proven, dialled=False)
+                live = await self._greet(attempt, pipe, accept)
             pipe.widen()
             self._answering.pop(key, None)
-            await accept(link)
+            await live()
         except (MeshdError, OSError) as error:  # a TimeoutError too
             _log.debug("link_ended", peer=str(peer), why=str(error) or "timed out")
         finally:
@@ -433,6 +431,13 @@ class IceLinks(ABC):
                 await pipe.aclose()
             elif attempt is not None:
                 attempt.session.shut()
+
+    async def _greet(
+        self, attempt: Attempt, pipe: IcePipe, accept: Accept
+    ) -> Callable[[], Awaitable[None]]:
+        """Prove the dialler; return what keeps the link as long as it lives."""
+        proven = await prove_accepted(pipe, handshake=self._handshake(), binding=attempt.session.binding)
+        return partial(accept, self._link(attempt, pipe, proven, dialled=False))
 
     def _link(self, attempt: Attempt, pipe: IcePipe, proven: Proven, *, dialled: bool) -> ProvenLink:
         if proven.peer != attempt.peer:

@@ -148,9 +148,9 @@ class ControlConnection:
         number = self._next()
         return (await self._ask(Post(number, to, blob), number, Posted)).delivered
 
-    async def open_box(self, box: bytes, seconds: int) -> None:
-        """Take calls and mail for `box`. Raises Broken, Closed."""
-        await self._send(OpenBox(box, seconds))
+    async def open_box(self, box: bytes, seconds: int, *, lasting: bool = False) -> None:
+        """Take calls and mail for `box`; `lasting`: of browsers. Raises Broken, Closed."""
+        await self._send(OpenBox(box, seconds, lasting))
 
     async def shut_box(self, box: bytes) -> None:
         """Stop taking calls and mail for `box`. Raises Broken, Closed."""

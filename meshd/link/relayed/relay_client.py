@@ -137,7 +137,9 @@ class RelayClient:
         self._mail: FairQueue[Letter] = FairQueue(MAIL_WAITING.most)
         self._has_mail = asyncio.Event()
         self._boxes: dict[bytes, float] = {}  # until, in loop time
+        self._lasting: frozenset[bytes] = frozenset()  # of these, those for browsers
         self.on_ring: Callable[[ControlConnection, Ring], bool] | None = None  # False: nobody takes the call
+        self.on_browser: Callable[[ControlConnection, Ring], bool] | None = None  # of a box for browsers
 
     # --- life
 
@@ -208,14 +210,17 @@ class RelayClient:
             await self._has_mail.wait()
         return self._mail.pop()
 
-    async def set_boxes(self, boxes: Mapping[bytes, float]) -> None:
+    async def set_boxes(
+        self, boxes: Mapping[bytes, float], lasting: frozenset[bytes] = frozenset()
+    ) -> None:
         """Set the mailboxes to keep open at our own relays, with the seconds that each lives from now.
 
-        They are opened again with each new connection. Those that were set before and are not given are shut.
+        `lasting`: those that are for browsers. They are opened again with each new connection. Those that were set before and are not given are shut.
         """
         now = asyncio.get_running_loop().time()
         gone = self._boxes.keys() - boxes.keys()
         self._boxes = {box: now + seconds for box, seconds in boxes.items() if seconds >= 1}
+        self._lasting = lasting
         for relay in self.own:
             line = self._lines.get(relay)
             if line is None or line.control is None:
@@ -262,7 +267,8 @@ class RelayClient:
 
     def rung(self, control: ControlConnection, ring: Ring) -> None:
         """Handle a call from somebody."""
-        if self.on_ring is None or not self.on_ring(control, ring):
+        take = self.on_browser if ring.box in self._lasting else self.on_ring
+        if take is None or not take(control, ring):
             control.hang_up(ring.ticket)
 
     def mail(self, control: ControlConnection, mail: Mail) -> None:
@@ -379,7 +385,8 @@ class RelayClient:
         now = asyncio.get_running_loop().time()
         for box, until in self._boxes.items():
             if until - now >= 1:
-                await control.open_box(box, min(int(until - now), MAX_BOX_SECONDS))
+                seconds = min(int(until - now), MAX_BOX_SECONDS)
+                await control.open_box(box, seconds, lasting=box in self._lasting)
 
     async def _visit(self, line: Line, control: ControlConnection) -> None:
         loop = asyncio.get_running_loop()

@@ -54,11 +54,8 @@ class RelayPipe(TcpPipe):
 
         `relay_binding`: hash of the certificate that the relay's key was proven with.
         """
-        if self.binding() != relay_binding:
-            raise RemoteProtocolError("the relay showed a different certificate than before", code="tls")
-        self._check()
         # in one turn of the loop: what comes next on this connection is the other node's
-        self._write(self._engine.seal([TICKET_MAGIC + ticket]))
+        self.enter_bare(ticket, relay_binding=relay_binding)
         self._engine = NestedEngine(self._engine, context, server_side=server_side)
         self._server_side = server_side
         self._secured = False
@@ -66,6 +63,16 @@ class RelayPipe(TcpPipe):
         if not server_side:
             self._shake()
         await self.secure()
+
+    def enter_bare(self, ticket: bytes, *, relay_binding: bytes) -> None:
+        """Show the ticket, and nothing else: what goes through the circuit is sealed by others.
+
+        Raises RemoteProtocolError, Broken, Closed.
+        """
+        if self.binding() != relay_binding:
+            raise RemoteProtocolError("the relay showed a different certificate than before", code="tls")
+        self._check()
+        self._write(self._engine.seal([TICKET_MAGIC + ticket]))
 
 
 def _is_address(host: str) -> bool:
