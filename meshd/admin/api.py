@@ -70,6 +70,7 @@ class InviteView:
     used: int
     state: str  # valid, expired, used_up or revoked
     joined: tuple[Joined, ...] = ()
+    browser: str = ""  # its name, if the invite is for one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +179,12 @@ class PingRequest(Request[PingReply], name="ping"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteRequest(Request[InviteReply], name="invite"):
-    """Create an invite; it is on disk before the reply."""
+    """Create an invite; it is on disk before the reply. `browser`: the name of one that it is for."""
 
     expires_s: int
     uses: int
     roles: tuple[str, ...]
+    browser: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

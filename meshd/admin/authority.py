@@ -18,6 +18,7 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.membership import Certificate, Role
 from meshd.identity.revocation import BanKind, RevocationSet, ban
 from meshd.wire.address import Candidate
+from meshd.wire.limits import MAX_NAME_BYTES
 
 PRINTED_ROLES = frozenset({Role.USE, Role.WORK})
 PRINTED_SECONDS = 24 * 3600
@@ -85,6 +86,7 @@ class Authority:
         candidates: Sequence[Candidate],
         relays: Sequence[RelayHint] = (),
         printed: bool = False,
+        browser: str = "",
     ) -> InviteReply:
         """Create an invite; `secret` is 16 random bytes. Raises UserError if this node may not grant it."""
         # Check that this node may grant the roles.
@@ -100,9 +102,20 @@ class Authority:
             raise UserError(
                 f"this node cannot grant the role {names}", hint=f"choose from {', '.join(sorted(may))}"
             )
+        if browser and (len(browser.encode()) > MAX_NAME_BYTES or not browser.isprintable()):
+            raise UserError(
+                "the browser's name cannot be used",
+                hint=f"give printable text of {MAX_NAME_BYTES} bytes at most",
+            )
         # Create it, and save it before anybody gets the invite.
         entry = self._invites.create(
-            secret=secret, roles=wanted, now=now, expires_at=now + expires_s, uses=uses, printed=printed
+            secret=secret,
+            roles=wanted,
+            now=now,
+            expires_at=now + expires_s,
+            uses=uses,
+            printed=printed,
+            browser=browser,
         )
         try:
             self._home.save_invites(self._invites)
@@ -251,10 +264,21 @@ class Authority:
         """The nodes that joined by an invite of this node."""
         return frozenset(use.node for entry in self._invites.entries() for use in entry.used)
 
+    def find_browser(self, text: str) -> PeerId | None:
+        """Return the one browser with this name, as its invite gave it; None: there is none, or several."""
+        name = text.strip()
+        found = [
+            use.node for entry in self._invites.entries() if entry.browser == name != "" for use in entry.used
+        ]
+        return found[0] if len(found) == 1 else None
+
     def find_admitted(self, text: str) -> PeerId:
         """Return a node by its id, or by the beginning of the id of one that joined by an invite of this
         node.
         """
+        browser = self.find_browser(text)
+        if browser is not None:
+            return browser
         found = naming.meant(text, dict.fromkeys(map(str, self.admitted), ""))
         if len(found) == 1:
             return PeerId.parse(found[0])
@@ -332,7 +356,7 @@ def ban_id(kind: BanKind, target: bytes) -> str:
 
 
 def _joined(entry: InviteEntry, names: Mapping[PeerId, str]) -> tuple[Joined, ...]:
-    return tuple(Joined(id=str(use.node), name=names.get(use.node, "")) for use in entry.used)
+    return tuple(Joined(id=str(use.node), name=names.get(use.node, entry.browser)) for use in entry.used)
 
 
 def _view(entry: InviteEntry, now: int, names: Mapping[PeerId, str]) -> InviteView:
@@ -345,4 +369,5 @@ def _view(entry: InviteEntry, now: int, names: Mapping[PeerId, str]) -> InviteVi
         used=len(entry.used),
         state=entry.state(now),
         joined=_joined(entry, names)[-MAX_LISTED:],
+        browser=entry.browser,
     )

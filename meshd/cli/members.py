@@ -42,9 +42,10 @@ R = TypeVar("R")
 DEFAULT_EXPIRES = "24h"
 DEFAULT_USES = "1"
 DEFAULT_ROLES = ("use", "work")
+BROWSER_ROLES = ("use",)
 MAX_JOINED_SHOWN = 20  # of those who joined by an invite
 _ROLES = ("work", "use", "invite", "admin")
-_USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--qr] [--json]
+_USAGE = """meshd invite [--expires TIME] [--uses N] [--role R ...] [--browser NAME] [--qr] [--json]
        meshd invite ls [--json]
        meshd invite revoke ID [--yes]"""
 MAX_BACKUP_CHARS = 16 << 10
@@ -107,6 +108,12 @@ class Invite:
             help="role to grant: work (lend devices), use (serve a model), invite (let others in), admin "
             "(ban nodes); repeatable (default: use and work)",
         )
+        parser.add_argument(
+            "--browser",
+            metavar="NAME",
+            help="for a browser, such as that of a phone, under this name: it chats, from anywhere, without "
+            "meshd; end that with `meshd revoke NAME`",
+        )
         parser.add_argument("--qr", action="store_true", help="also draw the invite as a QR code")
         parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
         parser.usage = _USAGE
@@ -148,6 +155,7 @@ def _refuse_options_of_new_ones(args: Arguments) -> None:
         "--expires": args.expires != DEFAULT_EXPIRES,
         "--uses": args.uses != DEFAULT_USES,
         "--role": args.role is not None,
+        "--browser": args.browser is not None,
         "--qr": args.qr,
     }
     for option in (name for name, is_given in given.items() if is_given):
@@ -155,7 +163,12 @@ def _refuse_options_of_new_ones(args: Arguments) -> None:
 
 
 def _request(args: Arguments) -> InviteRequest:
-    roles = [part for text in args.role or DEFAULT_ROLES for part in text.split(",")]
+    if args.browser is not None and args.role is not None:
+        raise UsageError("`--browser` cannot be combined with `--role`: a browser has the role `use`")
+    if args.browser == "":
+        raise UsageError("`--browser` needs a name, such as `--browser phone`")
+    default = DEFAULT_ROLES if args.browser is None else BROWSER_ROLES
+    roles = [part for text in args.role or default for part in text.split(",")]
     for role in roles:
         if role not in _ROLES:
             raise UsageError(f"cannot use `--role {role}`: expected one of {', '.join(_ROLES)}")
@@ -163,6 +176,7 @@ def _request(args: Arguments) -> InviteRequest:
         expires_s=duration("--expires", args.expires),
         uses=number("--uses", args.uses, 1, 1000),
         roles=tuple(dict.fromkeys(roles)),
+        browser=args.browser or "",
     )
 
 
@@ -184,6 +198,7 @@ def _create(home: Path, request: InviteRequest) -> InviteReply:
             expires_s=request.expires_s,
             uses=request.uses,
             roles=request.roles,
+            browser=request.browser,
             secret=secrets.token_bytes(INVITE_SECRET_BYTES),
             candidates=candidates,
         )
@@ -215,7 +230,8 @@ def _row(invite: InviteView, now: float) -> tuple[str, ...]:
     ahead = invite.expires_at - now
     when = f"in {in_time(ahead)}" if ahead > 0 else f"{in_time(-ahead)} ago"
     used = f"{invite.used} of {invite.uses}"
-    return invite.id, invite.state, used, ", ".join(invite.roles), when, _called(invite.joined, invite.used)
+    roles = f"browser {invite.browser}" if invite.browser else ", ".join(invite.roles)
+    return invite.id, invite.state, used, roles, when, _called(invite.joined, invite.used)
 
 
 def _called(nodes: Sequence[Joined], count: int) -> str:

@@ -446,6 +446,7 @@ class DaemonControl(TunnelAnswers):
             expires_s=request.expires_s,
             uses=request.uses,
             roles=request.roles,
+            browser=request.browser,
             secret=secrets.token_bytes(16),
             candidates=self._member.local.token_candidates(),
             relays=self._member.transports.relays,
@@ -495,13 +496,18 @@ class DaemonControl(TunnelAnswers):
         return reply
 
     def _find(self, text: str) -> tuple[PeerId, str]:
+        browser = self._member.authority.find_browser(text)
         try:
             found = self._mesh.find(text, self._member.authority.admitted)
         except UnknownPeer as unknown:
+            if browser is not None:
+                return browser, text.strip()
             try:
                 return self._member.authority.find_admitted(text), ""
             except UserError:
                 raise unknown from None
+        if browser is not None:
+            raise UserError(f"`{text}` is a node and a browser", hint="give the id of one of them")
         return found, self._names().get(found, "")
 
     @NetcheckRequest.answer

@@ -47,7 +47,9 @@ class _Cipher:
         try:
             return self._aead.decrypt(self._nonce(), sealed, aad)
         except InvalidTag:
-            raise RemoteProtocolError("a sealed message was changed, or has another key", code=_CODE) from None
+            raise RemoteProtocolError(
+                "a sealed message was changed, or has another key", code=_CODE
+            ) from None
 
     def _nonce(self) -> bytes:
         nonce = bytes(4) + self._count.to_bytes(8, "little")

@@ -22,7 +22,15 @@ from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.wire.limits import MAX_UNPROVEN_BYTES
 from meshd.wire.relay import BROWSER_PATH, TICKET_MAGIC, TICKET_PREFACE_BYTES
 from meshd.wire.stun import Endpoint, StreamAnswers
-from meshd.wire.websocket import MAX_REQUEST_BYTES, FrameReader, accept, close_frame, frame, read_request, refuse
+from meshd.wire.websocket import (
+    MAX_REQUEST_BYTES,
+    FrameReader,
+    accept,
+    close_frame,
+    frame,
+    read_request,
+    refuse,
+)
 
 C = TypeVar("C", contravariant=True)
 _NOT_SENT_BYTES = 128 << 10  # what the kernel takes before it has sent what it has

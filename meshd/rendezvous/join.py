@@ -271,7 +271,9 @@ def boxes_of(entries: Sequence[InviteEntry], now: int) -> dict[bytes, float]:
     return {
         derive(entry.secret).mailbox: float(entry.expires_at - now)
         for entry in entries
-        if not entry.revoked and not entry.browser and now < entry.expires_at  # used up: a node that has joined may ask again
+        if not entry.revoked
+        and not entry.browser
+        and now < entry.expires_at  # used up: a node that has joined may ask again
     }
 
 

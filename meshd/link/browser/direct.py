@@ -42,7 +42,5 @@ class BrowserMeetings(WebRtcLinks):
             self.under_way -= 1
             self.on_idle()
 
-    async def _greet(
-        self, attempt: Attempt, pipe: IcePipe, accept: Accept
-    ) -> Callable[[], Awaitable[None]]:
+    async def _greet(self, attempt: Attempt, pipe: IcePipe, accept: Accept) -> Callable[[], Awaitable[None]]:
         return partial(self.on_channel, pipe)

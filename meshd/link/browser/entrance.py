@@ -257,4 +257,3 @@ class _Session:
 
 async def _no_links(_link: object) -> None:
     raise AssertionError("a browser's meetings make channels, no links")
-

@@ -432,9 +432,7 @@ class IceLinks(ABC):
             elif attempt is not None:
                 attempt.session.shut()
 
-    async def _greet(
-        self, attempt: Attempt, pipe: IcePipe, accept: Accept
-    ) -> Callable[[], Awaitable[None]]:
+    async def _greet(self, attempt: Attempt, pipe: IcePipe, accept: Accept) -> Callable[[], Awaitable[None]]:
         """Prove the dialler; return what keeps the link as long as it lives."""
         proven = await prove_accepted(pipe, handshake=self._handshake(), binding=attempt.session.binding)
         return partial(accept, self._link(attempt, pipe, proven, dialled=False))

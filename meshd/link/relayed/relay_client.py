@@ -210,12 +210,11 @@ class RelayClient:
             await self._has_mail.wait()
         return self._mail.pop()
 
-    async def set_boxes(
-        self, boxes: Mapping[bytes, float], lasting: frozenset[bytes] = frozenset()
-    ) -> None:
+    async def set_boxes(self, boxes: Mapping[bytes, float], lasting: frozenset[bytes] = frozenset()) -> None:
         """Set the mailboxes to keep open at our own relays, with the seconds that each lives from now.
 
-        `lasting`: those that are for browsers. They are opened again with each new connection. Those that were set before and are not given are shut.
+        `lasting`: those that are for browsers. All are opened again with each new connection. Those that were
+        set before and are not given are shut.
         """
         now = asyncio.get_running_loop().time()
         gone = self._boxes.keys() - boxes.keys()

@@ -32,7 +32,7 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.MetricsRequest(): '{"request":"metrics"}',
     api.PingRequest(peer="garage", timeout_s=1.5): '{"request":"ping","peer":"garage","timeout_s":1.5}',
     api.InviteRequest(expires_s=60, uses=1, roles=("use", "work")): (
-        '{"request":"invite","expires_s":60,"uses":1,"roles":["use","work"]}'
+        '{"request":"invite","expires_s":60,"uses":1,"roles":["use","work"],"browser":""}'
     ),
     api.InviteListRequest(): '{"request":"invite_list"}',
     api.InviteRevokeRequest(id="00ff"): '{"request":"invite_revoke","id":"00ff"}',

@@ -1,6 +1,7 @@
 """The seal between a browser and a node: another implementation's bytes, and what each forgery meets."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -73,9 +74,7 @@ def test_both_ends_have_one_seal() -> None:
 
 
 def test_who_does_not_hold_the_invite_gets_no_answer() -> None:
-    forged = SealDialler(
-        JoinKeys(**{**_fields(KEYS), "browser_key": OTHER.browser_key}), HEAD.peer, ephemeral=b"d" * 32
-    )
+    forged = dialler(replace(KEYS, browser_key=OTHER.browser_key))
     for first in (forged.first, dialler(OTHER).first):
         with pytest.raises(RemoteProtocolError):
             sealed(first)
@@ -140,6 +139,3 @@ def test_anything_else_is_refused(first: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         sealed(first)
 
-
-def _fields(keys: JoinKeys) -> dict[str, object]:
-    return {name: getattr(keys, name) for name in JoinKeys.__slots__}

@@ -18,11 +18,13 @@ from meshd.identity.revocation import RevocationSet, ban
 from meshd.rendezvous.join import (
     ACCEPT_SECONDS,
     BOX_SECONDS,
+    BROWSER_BOX_SECONDS,
     Admitted,
     Inviter,
     OpenForJoiners,
     ask,
     boxes_of,
+    browser_boxes_of,
 )
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
@@ -350,8 +352,9 @@ class Nat:
         self.punched.append((list(places), seconds))
         await asyncio.sleep(seconds)
 
-    async def set_boxes(self, boxes: Mapping[bytes, float]) -> None:
+    async def set_boxes(self, boxes: Mapping[bytes, float], lasting: frozenset[bytes]) -> None:
         self.boxes.append(boxes)
+        self.lasting = lasting
 
 
 def test_only_invites_that_are_good_have_a_box_used_up_ones_too() -> None:
@@ -377,6 +380,29 @@ async def test_the_boxes_are_set_when_the_invites_have_changed_and_not_else() ->
         await asyncio.sleep(BOX_SECONDS)
         assert nat.boxes[1:] == [{box(0): 50.0, box(1): 9.0}]
         owner.cancel()
+
+
+async def test_a_box_for_browsers_stays_for_those_that_were_let_in() -> None:
+    nat, book = Nat(), book_of(NOW + 50)
+    for secret in SECRETS[1:3]:
+        book.create(
+            secret=secret, roles=[Role.USE], now=NOW, expires_at=NOW + 9, uses=1, browser="Ann's phone"
+        )
+    phone = derive(SECRETS[1])
+    book.reserve(phone.invite_id, GUEST.peer, NOW)
+    boxes = browser_boxes_of(book.entries(), NOW + 8)
+    assert boxes == {phone.browser_box: BROWSER_BOX_SECONDS, derive(SECRETS[2]).browser_box: 1.0}
+    assert browser_boxes_of(book.entries(), NOW + 9) == {phone.browser_box: BROWSER_BOX_SECONDS}
+    desk = OpenForJoiners(book, set_boxes=nat.set_boxes, punch=None, wall_clock=lambda: NOW + 9)
+    async with Owner() as owner:
+        owner.start(desk.serve(), name="joiners")
+        await asyncio.sleep(BROWSER_BOX_SECONDS)  # it is asked for again and again
+        assert len(nat.boxes) >= BROWSER_BOX_SECONDS / 3700
+        assert nat.boxes[-1] == {box(0): 41.0, phone.browser_box: BROWSER_BOX_SECONDS}
+        assert nat.lasting == {phone.browser_box}
+        owner.cancel()
+    book.revoke(phone.invite_id)
+    assert browser_boxes_of(book.entries(), NOW + 9) == {}
 
 
 async def test_a_nat_is_opened_for_the_joiner_of_a_reply_code_and_no_other() -> None:

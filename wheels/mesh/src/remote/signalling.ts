@@ -40,6 +40,7 @@ const DATA = 1;
 const REACH_MS = 8000;
 const RELAY_AFTER_MS = 300; // that the LAN is ahead
 const DIRECT_MS = 5000;
+const OUTSIDE_MS = 2500; // for a STUN server to answer: if none does, no datagram passes
 const BATCH_MS = 50; // addresses found within so much go out together
 const MAX_PLACES = 16;
 
@@ -152,6 +153,10 @@ class SealedPipe {
     });
   }
 
+  get isLocal(): boolean {
+    return this.#kind === "lan";
+  }
+
   // Sends one message of signalling.
   signal(fields: Record<string, Packable>): void {
     this.#sendSealed(SIGNALLING, pack(fields));
@@ -227,7 +232,15 @@ async function direct(pipe: SealedPipe, signal: AbortSignal): Promise<Channel | 
   const stream = connection.createDataChannel("meshd", { negotiated: true, id: 0 });
   stream.binaryType = "arraybuffer";
   const channel = streamChannel(connection, stream);
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(DIRECT_MS)]);
+  const blocked = new AbortController();
+  const limit = AbortSignal.any([signal, blocked.signal, AbortSignal.timeout(DIRECT_MS)]);
+  let isSeen = pipe.stun.length === 0 || pipe.isLocal;
+  connection.addEventListener("icecandidate", ({ candidate }) => {
+    if (candidate?.candidate.includes(" typ srflx")) isSeen = true;
+  });
+  const timer = setTimeout(() => {
+    if (!isSeen) blocked.abort();
+  }, OUTSIDE_MS);
   try {
     await new Promise<void>((resolve, reject) => {
       limit.addEventListener("abort", () => reject(new Error("no way was found in time")));
@@ -240,6 +253,8 @@ async function direct(pipe: SealedPipe, signal: AbortSignal): Promise<Channel | 
   } catch {
     connection.close();
     return null;
+  } finally {
+    clearTimeout(timer);
   }
   watchEnd(connection, stream, channel);
   return channel;
