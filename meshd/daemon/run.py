@@ -516,6 +516,7 @@ class Daemon:
                         gateway = self._gateway = await _made(make_gateway)
                         gateway.shows(partial(control.exposition, MetricsReader.API))
                         gateway.console.shows(page.source)
+                        gateway.console.welcomes(member.transports.browsers.welcome)
                         work.start(gateway.serve(), name="gateway")
                         await gateway.started.wait()
                         is_open.set()

@@ -14,6 +14,7 @@ All browsers see one state, which is made while there are any. A browser that re
 """
 
 import asyncio
+import hashlib
 import json
 import re
 import secrets
@@ -31,9 +32,10 @@ from meshd.base.hosts import is_loopback
 from meshd.base.socket_owners import ConnectionOwners
 from meshd.base.tasks import Owner, boot_seconds, in_thread
 from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origin
+from meshd.gateway.browser_socket import SIGNAL_PATH, welcome_browser
 from meshd.gateway.client_connections import demand_method, member_of
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
-from meshd.gateway.interface import ConsoleSource
+from meshd.gateway.interface import ConsoleSource, WelcomeBrowser
 from meshd.gateway.pages import MESH_POLICY, Page, mesh_page
 from meshd.gateway.paths import unknown_path
 from meshd.gateway.request import Bodies, parse_object
@@ -121,6 +123,7 @@ class Console:
         self._page = page
         self._clock: Callable[[], float] = boot_seconds  # a link does not outlive a suspend
         self._source = source
+        self._welcome: WelcomeBrowser | None = None
         # who may use it
         self._sessions = Sessions()
         self._owners = ConnectionOwners()
@@ -134,6 +137,10 @@ class Console:
         # actions
         self._bodies = Bodies(most_each=MOST_BODY_BYTES, most_together=_MOST_BODIES_BYTES)
         self._actions = 0
+
+    def welcomes(self, welcome: WelcomeBrowser) -> None:
+        """Let `welcome` have the browsers that come to SIGNAL_PATH, from now on."""
+        self._welcome = welcome
 
     def shows(self, source: ConsoleSource) -> None:
         """Show and do what `source` says, from now on."""
@@ -192,6 +199,8 @@ class Console:
                 return await self._do(request, private)
             if request.path == OPEN_PATH:
                 return await self._open(request, private)
+            if request.path == SIGNAL_PATH:
+                return await self._browse(request)
             return await self._file(request, extra)
         except HttpRefusal as refusal:
             response = _refusal(refusal, private)
@@ -231,6 +240,16 @@ class Console:
         LOG.info("page_opened", remote=request.remote or "a member")
         headers = {**extra, "Location": MESH_PATH, "Set-Cookie": set_cookie(self._cookie, cookie)}
         return web.Response(status=303, headers=headers)
+
+    async def _browse(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Pass a browser's sealed bytes to and fro, until it has gone."""
+        if self._welcome is None or request.headers.get("Upgrade", "").lower() != "websocket":
+            raise HttpRefusal(Failure(404, unknown_path(request.path), code="unknown_path"))
+
+        def let_in(key: bytes) -> None:
+            self._entrance.admit(request, hashlib.sha256(key).digest())
+
+        return await welcome_browser(request, self._welcome, let_in)
 
     # --- who asks ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from meshd.identity.keys import KEY_BYTES, KeyPair, PeerId, verify
 from meshd.identity.membership import Chain
 from meshd.link.browser.channels import DirectChannel, SealedChannel, SealedPipe
 from meshd.link.browser.direct import BrowserMeetings
-from meshd.link.browser.interface import Admit, BrowserChannel, BytePipe, ServeBrowser
+from meshd.link.browser.interface import Admit, BrowserChannel, BytePipe, LetIn, ServeBrowser
 from meshd.link.ice.links import IcePipe
 from meshd.link.interface import Signals
 from meshd.wire.browser import (
@@ -94,8 +94,11 @@ class Browsers:
                 _log.warning("browser_banned", peer=session.entry.peer.short, why=why)
                 session.end()
 
-    async def welcome(self, pipe: BytePipe, place: str) -> bool:
-        """Run the whole life of a pipe from `place`; return False if its browser has proven nothing."""
+    async def welcome(self, pipe: BytePipe, place: str, let_in: LetIn = lambda _key: None) -> bool:
+        """Run the whole life of a pipe from `place`; return False if its browser has proven nothing.
+
+        `let_in` is called with the browser's key once it has.
+        """
         if self._unproven >= BROWSERS_UNPROVEN.most:
             await pipe.aclose()
             return True  # not its fault
@@ -108,6 +111,7 @@ class Browsers:
             finally:
                 self._unproven -= 1
             if entered is not None:
+                let_in(entered[1].peer.raw)
                 await self._stay(*entered, place)
         except (MeshdError, TimeoutError) as error:
             _log.debug("browser_gone", remote=place, why=str(error) or "timed out")

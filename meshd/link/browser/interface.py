@@ -50,5 +50,8 @@ ServeBrowser = Callable[[BrowserChannel], Awaitable[None]]
 Admit = Callable[[PeerId, bytes], Welcome | NotAdmitted]
 """Decides whether a key is let in by an invite (its id); whoever was let in is let in again."""
 
-WelcomeBrowser = Callable[[BytePipe, str], Awaitable[bool]]
+LetIn = Callable[[bytes], None]
+"""Called with a browser's key once it has proven itself."""
+
+WelcomeBrowser = Callable[[BytePipe, str, LetIn], Awaitable[bool]]
 """Runs the whole life of one pipe from a place (for the log); False: its browser has proven nothing."""
