@@ -138,4 +138,3 @@ def test_a_changed_second_message_is_refused(at: int, by: int) -> None:
 def test_anything_else_is_refused(first: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         sealed(first)
-
