@@ -118,9 +118,8 @@ class Transports:
         mesh_port: MeshPort,
     ) -> None:
         # Decide which kinds may be used, and who is asked for this node's addresses.
-        links = config.links
+        links, local_only = config.links, mesh_port.local_only
         kinds = {LinkKind(kind) for kind in links.kinds}
-        local_only = mesh_port.local_only
         self._user, self._mesh_port = user, mesh_port
         self.relays = read_relays(config) if LinkKind.RELAY in kinds else ()
         places = self._relay_places = tuple(relay.place for relay in self.relays)

@@ -1,4 +1,4 @@
-"""WebSockets (RFC 6455), the server's half that a relay needs. Pure: bytes in, bytes out.
+"""WebSockets (RFC 6455), the server's half that a relay needs: bytes in, bytes out.
 
 A browser asks by HTTP, and then sends frames, masked, of binary messages. A message's boundaries mean nothing
 here: payload is passed on as it comes, so no message is ever put together. No extensions, no text. Whoever

@@ -174,7 +174,7 @@ def test_a_synopsis_has_every_way_to_call_a_verb() -> None:
     made = synopses.parts()
     assert set(made) == {*(f"meshd {verb.name}" for verb in VERBS), "Options of every daemon"}
     assert made["meshd invite"].splitlines() == [
-        "    meshd invite [--expires TIME] [--uses N] [--role R ...] [--qr] [--json]",
+        "    meshd invite [--expires TIME] [--uses N] [--role R ...] [--browser NAME] [--qr] [--json]",
         "    meshd invite ls [--json]",
         "    meshd invite revoke ID [--yes]",
     ]

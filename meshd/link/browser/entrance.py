@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.log import get
 from meshd.base.peer_limits import BROWSERS, BROWSERS_OF_KEY, BROWSERS_UNPROVEN
-from meshd.base.tasks import Owner, first_error
+from meshd.base.tasks import Owner
 from meshd.identity.browser_seal import BROWSER_CONTEXT, answer
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import KEY_BYTES, KeyPair, PeerId, verify
@@ -149,7 +149,7 @@ class Browsers:
                 await sealed.send(SIGNALLING, welcome.encode())
                 return sealed, Entry(peer, Chain.decode(decided_by_invite.chain))
             decided = decided_by_invite
-        _log.info("browser_refused", node=peer.short, why=decided.text)
+        _log.info("browser_refused", peer=peer.short, why=decided.text)
         refusal = BrowserRefused(decided.code, decided.text, decided.hint)
         await sealed.send(SIGNALLING, refusal.encode())
         return None
@@ -203,27 +203,26 @@ class _Session:
             self._owner.cancel()
 
     async def run(self) -> None:
-        """Run until pipe and channels have ended, or `end`. Raises MeshdError for what the browser did."""
+        """Run until pipe and channels have ended, or `end`."""
+        peer = f"peer {self.entry.peer.short}"
         try:
             async with Owner() as owner:
                 self._owner = owner
-                owner.start(self._live(owner), name="browser")
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
+                if self._meetings is not None:
+                    owner.start(self._meetings.serve(_no_links), name="browser offers")
+                live = owner.start_for(peer, self._live(), name="browser")
+                live.add_done_callback(lambda _: owner.cancel())
         finally:
             self._owner = None
 
-    async def _live(self, owner: Owner) -> None:
+    async def _live(self) -> None:
         meetings = self._meetings
-        if meetings is not None:
-            owner.start(meetings.serve(_no_links), name="browser offers")
         try:
             await self._listen()
         except (EndOfStream, Broken, Closed):
             while meetings is not None and meetings.under_way:  # a channel over WebRTC goes on
                 self._idle.clear()
                 await self._idle.wait()
-        owner.cancel()
 
     async def _listen(self) -> None:
         """Take in signals until the end, or until the pipe becomes the channel."""
