@@ -103,7 +103,7 @@ class _Handshake:
 
 
 class Seal:
-    """Seals and opens messages after the handshake, at either end. `binding` (32 bytes) is known to these two alone."""
+    """Seals and opens messages after the handshake. `binding` (32 bytes) is known to these two ends alone."""
 
     def __init__(self, ours: _Cipher, theirs: _Cipher, binding: bytes) -> None:
         self._ours, self._theirs = ours, theirs

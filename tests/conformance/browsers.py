@@ -2,9 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from meshd.identity.browser_seal import BROWSER_CONTEXT, Seal, SealDialler
@@ -34,9 +35,10 @@ from meshd.wire.message import LengthParser, framed
 from meshd.wire.signal import ATTEMPT_BYTES
 from meshd.wire.websocket import unmask
 
-from tests.conformance.relays import House, Party
+from tests.conformance.relays import House, Party, in_house
 
 KEYS = derive(b"b" * 16)
+OPENED: list["WebSocket"] = []  # and not closed by `with_browsers` yet
 
 
 class WebSocket:
@@ -44,6 +46,7 @@ class WebSocket:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        OPENED.append(self)
 
     @classmethod
     async def open(cls, place: str, path: str) -> "WebSocket":
@@ -55,10 +58,10 @@ class WebSocket:
             f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
         )
         head = await reader.readuntil(b"\r\n\r\n")
+        socket = cls(reader, writer)
         if b" 101 " not in head.split(b"\r\n")[0]:
-            writer.close()
             raise ConnectionError(head.split(b"\r\n")[0].decode())
-        return cls(reader, writer)
+        return socket
 
     async def send(self, payload: bytes) -> None:
         """One masked binary frame."""
@@ -82,6 +85,12 @@ class WebSocket:
 
     def close(self) -> None:
         self._writer.close()
+
+    async def gone(self) -> None:
+        """Close it and wait until it is."""
+        self.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 class Page:
@@ -181,6 +190,19 @@ class Desk:
                 await channel.send(await channel.receive())
         finally:
             self.ended.append(channel)
+
+
+def with_browsers(work: Callable[[House], Awaitable[None]]) -> None:
+    """Run `work` in a house, and close what it opened."""
+
+    async def whole(home: House) -> None:
+        try:
+            await work(home)
+        finally:
+            while OPENED:
+                await OPENED.pop().gone()
+
+    in_house(whole)
 
 
 async def desk(home: House, *, stun: Sequence[str] = (), direct: bool = True) -> Desk:

@@ -11,9 +11,9 @@ from meshd.relay.switchboard import SMALL
 from meshd.wire.browser import DATA, BrowserRefused, BrowserWelcome
 from meshd.wire.hello import NotAdmitted
 
-from tests.conformance.browsers import KEYS, Page, PageLinks, WebSocket, anywhere, desk
+from tests.conformance.browsers import KEYS, Page, PageLinks, WebSocket, anywhere, desk, with_browsers
 from tests.conformance.nodes import fresh_key
-from tests.conformance.relays import House, in_house
+from tests.conformance.relays import House
 from tests.conformance.run import until
 
 
@@ -37,7 +37,7 @@ def test_a_browser_without_webrtc_talks_through_the_relay() -> None:
         page.close()
         await until(lambda: len(ann.ended) == 1 and not ann.browsers.connected)
 
-    in_house(work)
+    with_browsers(work)
 
 
 def test_a_browser_talks_over_webrtc_and_its_websocket_may_end() -> None:
@@ -58,7 +58,7 @@ def test_a_browser_talks_over_webrtc_and_its_websocket_may_end() -> None:
         await channel.close()
         await until(lambda: not ann.browsers.connected)
 
-    in_house(work)
+    with_browsers(work)
 
 
 async def _none(_link: object) -> None:
@@ -88,7 +88,7 @@ def test_a_ban_ends_what_the_browser_has(direct: bool) -> None:
         await page.ended()
         await until(lambda: ann.browsers.connected == {other.key.peer})
 
-    in_house(work)
+    with_browsers(work)
 
 
 def test_who_is_not_let_in_is_told_why() -> None:
@@ -105,7 +105,7 @@ def test_who_is_not_let_in_is_told_why() -> None:
         page = await Page.open(home.hint.place, ann.party.node.peer, phone())
         assert isinstance(page.answer, BrowserRefused) and page.answer.code == "absent"
 
-    in_house(work)
+    with_browsers(work)
 
 
 def test_without_the_secret_there_is_no_answer() -> None:
@@ -117,7 +117,7 @@ def test_without_the_secret_there_is_no_answer() -> None:
             await Page.open(home.hint.place, ann.party.node.peer, phone(), forged)
         assert not ann.browsers.connected
 
-    in_house(work)
+    with_browsers(work)
 
 
 def test_a_relay_rings_only_boxes_for_browsers() -> None:
@@ -141,7 +141,7 @@ def test_a_relay_rings_only_boxes_for_browsers() -> None:
                 await WebSocket.open(home.hint.place, path)
         await until(lambda: relay.connections == 1)  # the party's
 
-    in_house(work)
+    with_browsers(work)
 
 
 def test_an_address_has_few_browsers_at_a_box_and_a_browser_few_connections() -> None:
@@ -158,7 +158,7 @@ def test_an_address_has_few_browsers_at_a_box_and_a_browser_few_connections() ->
         await until(lambda: relay.board.circuits == 7)
         await Page.open(home.hint.place, ann.party.node.peer, phone())
 
-    in_house(work)
+    with_browsers(work)
 
 
 def test_a_page_that_says_nothing_is_dropped() -> None:
@@ -170,4 +170,4 @@ def test_a_page_that_says_nothing_is_dropped() -> None:
         async with asyncio.timeout(20):
             assert await socket.receive() == b""
 
-    in_house(work)
+    with_browsers(work)
