@@ -181,6 +181,7 @@ export interface InviteView {
 	used: number;
 	state: string;
 	joined: Joined[];
+	browser: string;
 }
 
 export interface Joined {
