@@ -31,6 +31,7 @@ ASKED_BY_PAGE = frozenset({*ROUTER_PATHS, PROPS_PATH})
 
 _LOOK_SECONDS = 0.5  # at states, while a page watches: nobody tells when one changes
 _QUIET_SECONDS = 15.0  # then a comment shows whether the page still reads
+_KEPT_SECONDS = 600.0  # a model that another key has used stays for so long
 _STAGE = "text_model"  # llama-server tells three stages of a load, and needs one
 _LOADED, _UNLOADED = "loaded", "unloaded"
 _VALUES = {
@@ -43,6 +44,9 @@ _VALUES = {
     ModelState.UNLOADED: _UNLOADED,
 }
 _INPUTS = {"vision": "image", "audio": "audio"}
+
+Users = dict[str, dict[bytes, float]]
+"""When each key used each model last, in seconds of the loop, by the model's name."""
 
 UseModel = Callable[[bytes, Upstream], AbstractContextManager[None]]
 """Takes the place of a request of this key for a model; raises HttpRefusal if there is none."""
@@ -99,8 +103,8 @@ class _Load:
 class RouterAnswers:
     """The answers of one gateway."""
 
-    def __init__(self, models: Models, bodies: Bodies, use: UseModel, users: dict[str, bytes] | None) -> None:
-        """Read bodies within the limits of `bodies`. `users`: the last key of each model; None: no keys."""
+    def __init__(self, models: Models, bodies: Bodies, use: UseModel, users: Users | None) -> None:
+        """Read bodies within the limits of `bodies`. `users` None: no keys tell callers apart."""
         self._models = models
         self._bodies = bodies
         self._use = use
@@ -162,7 +166,7 @@ class RouterAnswers:
         name = model.upstream.model_name
         with self._use(key, model.upstream):
             if self._users is not None and self._models.on_demand:
-                self._users[name] = key
+                self._users.setdefault(name, {})[key] = asyncio.get_running_loop().time()
             load = _Load(model.turn())
             loads = self._loads.setdefault((key, name), [])
             loads.append(load)
@@ -179,8 +183,8 @@ class RouterAnswers:
     def _unload(self, model: NamedModel, key: bytes) -> None:
         """Unload a model that nobody else needs. Raises HttpRefusal."""
         name = model.upstream.model_name
-        if self._users is not None and self._users.get(name) != key:
-            message = f"`{name}` was not used with this key last: it stays loaded for others"
+        if self._users is not None and not self._is_for(key, self._users.get(name, {})):
+            message = f"`{name}` stays loaded for others: only keys that used it lately, alone, may unload it"
             raise HttpRefusal(Failure(403, message, type="permission_error", code="model_of_others"))
         loads = self._loads.get((key, name), [])
         for load in loads:
@@ -188,6 +192,12 @@ class RouterAnswers:
         why = model.unload_unused()
         if why and not loads:  # else that was what this key could end
             raise HttpRefusal(Failure(409, f"`{name}` stays loaded: {why}", code="model_in_use"))
+
+    @staticmethod
+    def _is_for(key: bytes, used: Mapping[bytes, float]) -> bool:
+        """Return True if this key has used a model, and no other one lately. `used`: when each key did."""
+        lately = asyncio.get_running_loop().time() - _KEPT_SECONDS
+        return key in used and all(at < lately for other, at in used.items() if other != key)
 
     # Events.
 

@@ -150,7 +150,7 @@ class Gateway:
         self.drains = False
         """True before a restart: requests under way end, and no other begins."""
         self._bodies = Bodies(most_each=config.max_body_bytes, most_together=config.max_bodies_bytes)
-        self._users: dict[str, bytes] = {}  # the last key that used each model on demand
+        self._users: dict[str, dict[bytes, float]] = {}  # when each key used each model on demand
         users = self._users if api.keys else None
         self._router = RouterAnswers(models, self._bodies, self._use_by, users)
         # counts of requests, since the start and by model
@@ -429,8 +429,8 @@ class Gateway:
                     self.work.add_request()
                 if only is None or only.upstream is not model.upstream:  # the models came meanwhile
                     held.enter_context(self._use_of(model.upstream))
-                if route.computes and self._models.on_demand:
-                    self._users[model.upstream.model_name] = key
+                if route.computes and self._models.on_demand and (name := model.upstream.model_name):
+                    self._users.setdefault(name, {})[key] = asyncio.get_running_loop().time()
                 if not self._models.on_demand and not (self._holds and route.computes):
                     check_ready(model.upstream.readiness)  # a slow body may have outlived the model
                 self._requests += 1

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from meshd.base.peer_limits import API_MODEL_WATCHERS
+from meshd.gateway import router_answers
 from meshd.gateway.interface import ApiKey, GatewayConfig, KeyLimits, Readiness
 from meshd.gateway.router_answers import EVENTS_PATH, LOAD_PATH, UNLOAD_PATH
 from meshd.model.served_facts import ServedFacts
@@ -123,10 +124,24 @@ async def test_a_user_unloads_what_nobody_else_uses() -> None:
         assert await chat(here, "a", BEN) == 200
         status, answer = await post(here, UNLOAD_PATH, {"model": "a"}, key=ANNA)
         assert (status, answer["error"]["code"], model.unloads) == (403, "model_of_others", 1)
+        assert (await post(here, LOAD_PATH, {"model": "a"}, key=BEN))[0] == 200
+        status, answer = await post(here, UNLOAD_PATH, {"model": "a"}, key=BEN)
+        assert (status, model.unloads) == (403, 1), "a request makes it nobody's own"
+
+
+async def test_a_model_that_others_have_left_is_its_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with many_world(ANSWERS, config=KEYS) as here:
+        all_ready(here)
+        model = here.models["a"]
+        assert await chat(here, "a", ANNA) == 200
+        monkeypatch.setattr(router_answers, "_KEPT_SECONDS", 0.0)
+        assert await chat(here, "a", BEN) == 200
         model.stays = "2 requests under way"
         status, answer = await post(here, UNLOAD_PATH, {"model": "a"}, key=BEN)
         assert (status, answer["error"]["code"]) == (409, "model_in_use")
         assert "2 requests under way" in answer["error"]["message"]
+        model.stays = ""
+        assert await post(here, UNLOAD_PATH, {"model": "a"}, key=BEN) == (200, {"success": True})
 
 
 async def test_without_keys_all_are_one_user() -> None:
