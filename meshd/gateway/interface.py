@@ -359,7 +359,8 @@ class RequestPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """A request under way. `seconds` since it came; `tok_s`: tokens a second, None until there are two.
+    """A request under way. `seconds` since it came; `tok_s`: tokens a second, None until there are two, and
+    while it waits.
 
     `key`: the name of the API key, empty without one. `note`: what it waits for, in words.
     """

@@ -30,7 +30,8 @@ class AnswerUnderWay:
         meter, phase = self.meter, self._phase
         seconds = 0.0 if meter.first is None else now - meter.first
         # the first token came with the prompt
-        rate = (meter.generated - 1) / seconds if meter.generated > 1 and seconds > 0 else None
+        has_rate = phase is RequestPhase.ANSWERING and meter.generated > 1 and seconds > 0
+        rate = (meter.generated - 1) / seconds if has_rate else None
         return RequestStatus(
             id=number,
             model=self.upstream.model_name,

@@ -103,3 +103,34 @@ def test_a_worker_without_an_api_is_paused_by_its_page(tmp_path: Path) -> None:
                 assert status == 400 and "nobody" in answered["error"]["message"]
 
     play(check())
+
+
+def test_a_lost_worker_and_the_answer_that_goes_on_are_told(tmp_path: Path) -> None:
+    """Also what happened before the page was opened."""
+    options = ("--device", "none", "--set", "serve.continue_answers=100")
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, (one, two) = await fleet.workers(smollm2(), smollm2())
+            head = await fleet.head(smollm2(), *options, token=token)
+            api = api_of(await fleet.ready(head))
+            async with mesh_page(head) as page:
+                answer = asyncio.ensure_future(api.stream(PROMPT, 2 * TOKENS))
+                await page.until(lambda state: any(r["tokens"] > 20 for r in state["requests"]))
+                await two.stop()
+                fleet.forget(two)
+                lost = "worker worker-1 is lost: the node was stopped"
+                waits = await page.until(
+                    lambda state: any(r["phase"] == "waiting" for r in state["requests"])
+                )
+                assert waits["requests"][0]["tok_s"] is None
+                assert (await answer).error == ""
+                told = words(await page.until(lambda state: "continues" in words(state)))
+                before, _, after = told.partition(f"an answer was interrupted: {lost}")
+                assert "worker-1 is connected by" in before and ": ready" in before, told
+                assert ": ready" in after and "an answer that was interrupted continues" in after, told
+            async with mesh_page(one) as page:
+                told = words(await page.until(lambda state: "no longer uses" in words(state)))
+                assert "head joined the mesh" in told and "head uses this machine" in told
+
+    play(check())

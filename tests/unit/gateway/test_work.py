@@ -64,8 +64,9 @@ async def test_a_whole_answer_is_under_way_until_it_is_there() -> None:
 
 
 async def test_after_a_loss_it_waits_for_the_model() -> None:
+    """It has no rate then."""
     config = GatewayConfig(port=0, continue_seconds=100.0)
-    async with world(in_turn(dies(chunk("a")), SLOW), config=config, seconds=LONG) as here:
+    async with world(in_turn(dies(chunk("a"), chunk("b")), SLOW), config=config, seconds=LONG) as here:
 
         async def broke() -> None:
             here.upstream.readiness = LOADING
@@ -73,7 +74,9 @@ async def test_after_a_loss_it_waits_for_the_model() -> None:
         here.upstream.on_broke = broke
         reply = asyncio.ensure_future(ask(here, stream=True))
         await asyncio.sleep(5)
-        assert (only(here).phase, only(here).note) == (RequestPhase.WAITING, "hashing")
+        found = only(here)
+        assert (found.phase, found.note) == (RequestPhase.WAITING, "hashing")
+        assert (found.tokens, found.tok_s) == (2, None)
         here.upstream.readiness = READY
         await reply
 
