@@ -56,6 +56,7 @@ _COMPRESSED = frozenset({".png", ".woff2"})
 CHANGES = "changes.toml"
 BILL_NAME, LICENCES_NAME = "meshd.cdx.json", "LICENSES.txt"
 _NOTICE = re.compile(r"(?:\A|\n-{80}\n\n)(\S+)(?: (\S+))?: ([^\n]+)\n\n")  # as notices.ts writes them
+_POLICY = re.compile(rb'<meta http-equiv="Content-Security-Policy" content="([^"]+)"')  # of a page's own
 _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -178,6 +179,7 @@ def pack(built: Path, out: Path, page: str = "/", below: str = "/") -> int:
             "type": kind,
             "gzip": is_gzip,
             "sha256": hashlib.sha256(body).hexdigest(),
+            **({"policy": policy[1].decode()} if (policy := _POLICY.search(body)) else {}),
         }
     scripts = [script_digest(script) for script in _SCRIPT.findall((built / "index.html").read_bytes())]
     index = json.dumps({"scripts": scripts, "files": files}, indent=1, sort_keys=True)

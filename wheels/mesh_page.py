@@ -20,6 +20,7 @@ MESH_FOLDER = CHAT_FOLDER.with_name("mesh")
 MESH_BILL_NAME = "meshd-mesh.cdx.json"
 _CHECK = ("node", "node_modules/svelte-check/bin/svelte-check", "--fail-on-warnings")
 _BUILD = ("node", "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn")
+_BUILD_REMOTE = (*_BUILD, "--config", "vite.remote.config.ts")  # one file, for other networks
 _MODULES = "node_modules"
 BUILD = ROOT / "build/mesh-page"
 MODULES_BUILT = BUILD / _MODULES
@@ -47,6 +48,7 @@ def make(build: Path, out: Path) -> int:
     run_in(build, INSTALL)
     run_in(build, _CHECK)
     run_in(build, _BUILD)
+    run_in(build, _BUILD_REMOTE)
     size = pack(build / "dist", out, page="/mesh", below="/mesh/")
     licences = (build / "dist" / LICENCES_NAME).read_text(encoding="utf-8")
     describe(licences, out, read_pin(), MESH_BILL_NAME)

@@ -33,6 +33,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.base.wakeful_loop import WakefulLoop, loop_waiting
 from meshd.build.pin import read_pin
 from meshd.config.tree import METRICS_EXAMPLE, Config
+from meshd.daemon.browsers import answer_browsers
 from meshd.daemon.console_on_demand import console_of
 from meshd.daemon.console_words import WORDS
 from meshd.daemon.control import DaemonControl, Pausing, make_tunnels
@@ -518,6 +519,9 @@ class Daemon:
                         gateway.console.shows(page.source)
                         gateway.console.welcomes(member.transports.browsers.welcome)
                         work.start(gateway.serve(), name="gateway")
+                        if not self._config.serve.no_members:
+                            browsers = member.transports.browsers
+                            work.start(answer_browsers(browsers, gateway, page.source), name="browsers")
                         await gateway.started.wait()
                         is_open.set()
                         work.start(self.say_when_ready(lambda: gateway.status), name="ready")

@@ -122,7 +122,10 @@ def mesh_page(folder: Path = MESH_FOLDER) -> Page | None:
 
 
 def _built_page(folder: Path, policy: str) -> Page | None:
-    """Read the index in `folder`. `policy`: with `{scripts}` where the hashes of scripts in the HTML go."""
+    """Read the index in `folder`. `policy`: with `{scripts}` where the hashes of scripts in the HTML go.
+
+    A file within the index may have a policy of its own.
+    """
     index = folder / INDEX_NAME
     try:
         read = json.loads(index.read_bytes())
@@ -132,7 +135,7 @@ def _built_page(folder: Path, policy: str) -> Page | None:
                 place=folder / file["name"],
                 content_type=file["type"],
                 tag=_tag(file["sha256"]),
-                policy=policy,
+                policy=f"{file['policy']}; frame-ancestors 'none'" if "policy" in file else policy,
                 is_gzip=file["gzip"],
                 is_kept=path.startswith(_KEPT_BELOW),
             )

@@ -54,13 +54,19 @@ class Tab:
             self.page.screenshot(path=f"{folder}/{name}.png")
 
 
+WEBRTC = ("--allow-loopback-in-peer-connection", "--disable-features=WebRtcHideLocalIpsWithMdns")
+
+
 @contextmanager
-def chromium() -> Iterator["Browser"]:
-    """A browser, which is gone when the block is left. Not for a thread with an event loop."""
+def chromium(*more: str) -> Iterator["Browser"]:
+    """A browser, which is gone when the block is left. Not for a thread with an event loop.
+
+    `more`: further arguments, such as WEBRTC: its connections may stay within this machine.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*_ARGUMENTS])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*_ARGUMENTS, *more])
         try:
             yield browser
         finally:

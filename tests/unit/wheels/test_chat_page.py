@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import UserError
 from meshd.build.pin import Pin, read_pin
-from meshd.gateway.pages import CHAT_FOLDER, INDEX_NAME
+from meshd.gateway.pages import CHAT_FOLDER, INDEX_NAME, mesh_page
 from wheels.chat_page import (
     BILL_NAME,
     LICENCES_NAME,
@@ -153,3 +153,15 @@ def test_the_project_names_every_licence_of_the_page() -> None:
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
     parts = page_parts((CHAT_FOLDER / LICENCES_NAME).read_text())
     assert {part.licence for part in parts} == set(re.split(r" AND ", named))
+
+
+def test_a_page_with_a_policy_of_its_own_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "dist").mkdir()
+    html = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'" />'
+    (tmp_path / "dist/remote.html").write_text(html, encoding="utf-8")
+    (tmp_path / "dist/index.html").write_text("<p>", encoding="utf-8")
+    pack(tmp_path / "dist", tmp_path / "out", page="/mesh", below="/mesh/")
+    served = mesh_page(tmp_path / "out")
+    assert served is not None
+    assert served["/mesh/remote.html"].policy == "default-src 'none'; frame-ancestors 'none'"
+    assert "script-src 'self'" in served["/mesh"].policy

@@ -1,4 +1,6 @@
 // Every text of the page, by view. What nodes say (reasons, hints, warnings) comes worded from meshd.
+import type { LinkState } from './remote/link.ts';
+
 export const texts = {
 	views: {
 		machines: 'Machines',
@@ -188,5 +190,45 @@ export const texts = {
 		unreachableHint: 'Is it running? `meshd status` says so.',
 		unknown: 'The node refused this without a reason.'
 	},
-	copy: { copy: 'Copy', copied: 'Copied' }
+	copy: { copy: 'Copy', copied: 'Copied' },
+	remote: {
+		views: { chat: 'Chat', machines: 'Machines' },
+		title: 'Reach your node from anywhere',
+		intro: 'Paste an invite. On the node, `meshd invite --browser NAME` makes one. Save this page to keep it.',
+		invite: 'Invite',
+		use: 'Connect',
+		forget: 'Forget this invite',
+		notKept: 'This browser keeps nothing. Once this page is closed, you need a new invite.',
+		link: (state: LinkState): string => {
+			switch (state.kind) {
+				case 'connecting':
+					return state.why ? `Connecting… (${state.why})` : 'Connecting…';
+				case 'connected': {
+					const way = { webrtc: 'directly', lan: 'in this network', relay: 'through a relay' }[state.way];
+					return state.milliseconds === null ? `Connected ${way}` : `Connected ${way}, ${state.milliseconds} ms`;
+				}
+				case 'reconnecting':
+					return state.why ? `Reconnecting… (${state.why})` : 'Reconnecting…';
+				case 'refused':
+					return `Refused: ${state.why}`;
+			}
+		},
+		closed: 'The link is closed.',
+		model: 'Model',
+		question: 'Question',
+		send: 'Send',
+		stop: 'Stop',
+		stopped: 'Stopped.',
+		waiting: 'Waiting for the model…',
+		answering: 'Answering…',
+		thought: 'Thoughts',
+		cut: 'The answer was cut: it ended before it was complete.',
+		endedWith: (why: string) => `The answer ended with an error: ${why}`,
+		noReason: 'no reason given',
+		noAnswer: 'The model gave no answer.',
+		atLimit: 'Cut at the limit of tokens.',
+		tooLong: 'It is too long for this page.',
+		tokens: (count: number) => `${count} tokens`,
+		speed: (perSecond: number) => `${perSecond.toFixed(1)} tokens/s`
+	}
 };

@@ -5,20 +5,12 @@ import { encodeHead, HeadReader } from './frames.ts';
 import type { AnswerHead } from './frames.ts';
 import { Requests } from './requests.ts';
 import type { RequestEvent } from './requests.ts';
-
-// What carries messages to the node, in order, none lost; it is over once `onclose` was called.
-export interface Channel {
-	readonly bufferedAmount: number;
-	readonly route?: 'direct' | 'relay';
-	onmessage: ((message: Uint8Array) => void) | null;
-	onclose: (() => void) | null;
-	send(message: Uint8Array): void;
-	close(): void;
-}
+import { ConnectError } from './signalling.ts';
+import type { Channel } from './signalling.ts';
 
 export type LinkState =
 	| { kind: 'connecting'; attempt: number; why: string }
-	| { kind: 'connected'; milliseconds: number | null; route: 'direct' | 'relay' | null }
+	| { kind: 'connected'; milliseconds: number | null; way: Channel['kind'] }
 	| { kind: 'reconnecting'; attempt: number; why: string }
 	| { kind: 'refused'; why: string };
 
@@ -81,6 +73,9 @@ export class Link {
 					}
 				} catch (error) {
 					why = error instanceof Error ? error.message : String(error);
+					if (error instanceof ConnectError && error.isRefused) {
+						this.#refuse([why, error.hint].filter(Boolean).join(': '));
+					}
 				}
 				if (this.#isOver) return;
 				this.#show({ kind: was ? 'reconnecting' : 'connecting', attempt: attempt + 1, why });
@@ -163,7 +158,7 @@ export class Link {
 	#take(event: RequestEvent, channel: Channel): void {
 		switch (event.kind) {
 			case 'welcomed':
-				this.#show({ kind: 'connected', milliseconds: null, route: channel.route ?? null });
+				this.#show({ kind: 'connected', milliseconds: null, way: channel.kind });
 				this.#ping();
 				break;
 			case 'pong': {
@@ -171,12 +166,11 @@ export class Link {
 				if (sent === undefined) break;
 				this.#pings.clear();
 				const milliseconds = Math.round(performance.now() - sent);
-				this.#show({ kind: 'connected', milliseconds, route: channel.route ?? null });
+				this.#show({ kind: 'connected', milliseconds, way: channel.kind });
 				break;
 			}
 			case 'refused':
-				this.#show({ kind: 'refused', why: event.why });
-				for (const call of [...this.#calls.values()]) this.#end(call, new LinkError(event.why));
+				this.#refuse(event.why);
 				channel.close();
 				break;
 			case 'arrived': {
@@ -197,6 +191,12 @@ export class Link {
 				break;
 			}
 		}
+	}
+
+	// The node wants nothing of this page, nor will it later.
+	#refuse(why: string): void {
+		this.#show({ kind: 'refused', why });
+		for (const call of [...this.#calls.values()]) this.#end(call, new LinkError(why));
 	}
 
 	// End a request with an error, or null if nobody wants its answer.
@@ -251,7 +251,7 @@ export class Link {
 		if (!channel) return;
 		if (performance.now() - this.#heard > SILENT_MS) {
 			channel.close();
-			channel.onclose?.();
+			channel.onclose();
 			return;
 		}
 		this.#pings.set(++this.#nonce, performance.now());

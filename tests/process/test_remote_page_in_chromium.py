@@ -1,0 +1,205 @@
+"""The saved page in a real Chromium: it reaches a node through a relay, and answers survive a lost channel.
+
+Page, relay, node and gateway are real; the model is not.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+from meshd.gateway.browser_bridge import BrowserApi
+from meshd.gateway.pages import MESH_FOLDER
+from meshd.identity.invite import Invite, encode_token
+
+from tests.conformance.browsers import desk
+from tests.conformance.relays import House, house
+from tests.conformance.run import run
+from tests.e2e.browser import WEBRTC, chromium, needs_chromium, tab
+from tests.process.gateway_fake import DONE, Answer, FakeServer, World, begin_stream, chunk, last_chunk, world
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+PACKED = MESH_FOLDER / "remote.html.gz"
+pytestmark = [
+    pytest.mark.timeout(300),
+    needs_chromium,
+    pytest.mark.skipif(not PACKED.exists(), reason="`make chat` has not built the page"),
+]
+WORDS = [f"word{number:03}" for number in range(60)]
+# What a cut does: all connections are gone at once, and no new one comes about until it is over.
+CUTTER = """
+    window.made = [];
+    window.isCut = false;
+    for (const name of ['RTCPeerConnection', 'WebSocket']) {
+        const Real = window[name];
+        window[name] = class extends Real {
+            constructor(...given) {
+                if (window.isCut) throw new Error('the network is cut');
+                super(...given);
+                window.made.push(this);
+            }
+        };
+    }
+    window.cut = () => { window.isCut = true; for (const one of window.made.splice(0)) one.close(); };
+"""
+
+
+class Shown:
+    """Implements ConsoleSource: a node that has nothing to show."""
+
+    async def watch(self) -> AsyncIterator[Mapping[str, object]]:
+        await asyncio.Event().wait()
+        yield {}
+
+    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
+        raise AssertionError(name)
+
+
+@dataclass
+class Scene:
+    """A node that pages can reach, and what a page needs to know of it."""
+
+    here: World
+    invite: str
+    home: House
+    page: Path
+
+    def open(self, page: "Page") -> None:
+        page.add_init_script(CUTTER)
+        page.goto(self.page.as_uri())
+
+    def enter(self, page: "Page") -> None:
+        """Give the page the invite, and wait for the link."""
+        self.open(page)
+        page.get_by_label("Invite").fill(self.invite)
+        page.get_by_role("button", name="Connect").click()
+        page.get_by_text("Connected ").wait_for()
+
+
+def ask(page: "Page", question: str) -> None:
+    page.get_by_label("Question").fill(question)
+    page.get_by_role("button", name="Send").click()
+
+
+def slowly(seconds: float) -> Answer:
+    """Answer each chat with all WORDS, so many seconds apart."""
+
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        for word in WORDS:
+            await response.write(chunk(f"{word} "))
+            await asyncio.sleep(seconds)
+        await response.write(last_chunk(len(WORDS)) + DONE)
+        return response
+
+    return answer
+
+
+def look(answer: Answer, see: Callable[[Scene], None], folder: Path, *, direct: bool = True) -> None:
+    """Let `see`, in a thread, look at the page before a node with such a model."""
+
+    async def work() -> None:
+        async with house() as home, world(answer, seconds=280) as here, contextlib.AsyncExitStack() as held:
+            home.start()
+            ann = await desk(home, direct=direct)
+            api = BrowserApi(here.gateway, Shown())
+            serving = home.owner.start(api.serve(), name="browsers")
+            ann.browsers.serve_channel = api.serve_browser
+            held.callback(serving.cancel)
+            invite = Invite(home.mesh.mesh, ann.party.node.peer, b"b" * 16, 1 << 33, (), (home.hint,))
+            saved = folder / "saved.html"
+            saved.write_bytes(gzip.decompress(PACKED.read_bytes()))
+            await asyncio.to_thread(see, Scene(here, encode_token(invite), home, saved))
+
+    run(work(), seconds=290)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_stream_survives_ten_seconds_without_a_connection(direct: bool, tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            scene.enter(page)
+            way = "directly" if direct else "through a relay"
+            page.get_by_text(f"Connected {way}").wait_for()
+            ask(page, "tell me")
+            page.get_by_text("word005").wait_for()
+            page.evaluate("cut()")
+            page.get_by_text("Reconnecting").wait_for()
+            opened.keep(f"remote-cut-{direct}")
+            page.wait_for_timeout(10_000)
+            before = page.locator(".answer").inner_text().split()
+            page.evaluate("() => { window.isCut = false }")
+            page.get_by_text(f"{len(WORDS)} tokens").wait_for()
+            page.get_by_text(re.compile(r"Connected .*, \d+ ms")).wait_for()
+            opened.keep(f"remote-whole-{direct}")
+            after = page.locator(".answer").inner_text().split()
+            assert len(before) < len(WORDS) and after == WORDS  # all of it, and each word once
+            assert opened.foreign == []
+        assert len(scene.here.server.asked()) == 1 and scene.here.server.cancelled == 0
+
+    look(slowly(0.4), see, tmp_path, direct=direct)
+
+
+def test_the_page_comes_back_without_being_asked(tmp_path: Path) -> None:
+    """The browser keeps the invite and its key; forgotten, it asks again."""
+
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            scene.enter(page)
+            page.reload()
+            page.get_by_text("Connected ").wait_for()
+            ask(page, "one")
+            page.get_by_text("word059").wait_for()
+            ask(page, "two")
+            page.get_by_text("word059").nth(1).wait_for()
+            asked = scene.here.server.asked()[-1]["messages"]
+            assert [message["role"] for message in asked] == ["user", "assistant", "user"]
+            page.get_by_role("button", name="Forget").click()
+            page.get_by_label("Invite").wait_for()
+            page.reload()
+            page.get_by_label("Invite").wait_for()
+            assert opened.errors == []
+
+    look(slowly(0.0), see, tmp_path)
+
+
+def test_stop_ends_the_answer_at_the_node(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            scene.enter(opened.page)
+            ask(opened.page, "tell me")
+            opened.page.get_by_text("word001").wait_for()
+            opened.page.get_by_role("button", name="Stop").click()
+            opened.page.get_by_text("Stopped.").wait_for()
+            deadline = time.monotonic() + 20
+            while scene.here.server.cancelled == 0:
+                assert time.monotonic() < deadline
+                opened.page.wait_for_timeout(50)
+
+    look(slowly(1.0), see, tmp_path)
+
+
+def test_an_invite_in_the_address_is_taken_and_a_wrong_one_is_explained(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(f"{scene.page.as_uri()}#{scene.invite}")
+            page.get_by_text("Connected ").wait_for()
+            assert "#" not in page.url
+            page.get_by_role("button", name="Forget").click()
+            page.get_by_label("Invite").fill(scene.invite[:-3])
+            page.get_by_role("button", name="Connect").click()
+            page.get_by_role("alert").filter(has_text="the invite is").wait_for()
+
+    look(slowly(0.0), see, tmp_path)
