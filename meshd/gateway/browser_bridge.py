@@ -189,7 +189,7 @@ class BrowserApi:
         if not digests:
             return hashlib.sha256(browser).digest()
         given = given_keys(headers)
-        return next((one for one in digests for own in given if hmac.compare_digest(one, own)), None)
+        return next((digest for digest in digests for own in given if hmac.compare_digest(digest, own)), None)
 
     async def _show(self, answer: "_Answer", source: ConsoleSource) -> None:
         """Send each state of the mesh as an event."""
