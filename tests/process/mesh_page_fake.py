@@ -24,6 +24,9 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+WRONG_KEY: Json = {
+    "error": {"message": "the API key is missing or wrong", "hint": "", "code": "invalid_api_key"}
+}
 NO_SESSION = (401, {"error": {"message": "no session", "hint": "run `meshd ui`", "code": "session"}})
 
 
@@ -37,6 +40,7 @@ class FakeNode:
     states: Sequence[State]
     answers: Mapping[str, Json] = field(default_factory=dict)
     refuses: tuple[int, Json] | None = None
+    key: str = ""  # wanted of every request but those for files
     ends: bool = False
     pause: float = 0.0
     folder: Path = MESH_FOLDER
@@ -46,6 +50,8 @@ class FakeNode:
     sent_bytes: int = 0  # of files, as they are sent
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.startswith(("/mesh/state", "/mesh/do/")) and not self._may(request):
+            return web.json_response(WRONG_KEY, status=401)
         if request.path == "/mesh/state":
             return await self._stream(request)
         if request.path.startswith("/mesh/do/"):
@@ -56,6 +62,9 @@ class FakeNode:
             error = {"message": f"there is no action {name}", "hint": "look at `can`", "code": "user"}
             return web.json_response({"error": error}, status=400)
         return self._file(request.path)
+
+    def _may(self, request: web.BaseRequest) -> bool:
+        return not self.key or request.headers.get("Authorization") == f"Bearer {self.key}"
 
     def _file(self, path: str) -> web.Response:
         files = json.loads((self.folder / "index.json").read_text(encoding="utf-8"))["files"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from meshd.admin.request import Json, to_fields
 from meshd.gateway.pages import INDEX_NAME
+from meshd.model.status import ModelState, SplitPart
 from wheels.mesh_page import MESH_FOLDER, MODULES_BUILT
 
 from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
@@ -226,6 +227,38 @@ def test_without_a_session_it_says_what_to_run() -> None:
             assert node.streams == 2  # it does not ask again by itself
 
     look(FakeNode([], refuses=NO_SESSION), see)
+
+
+def test_a_key_is_asked_for_and_kept_while_the_tab_is_open() -> None:
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(node.url)
+            page.get_by_label("API key").fill("k-wrong")
+            page.get_by_role("button", name="Use it").click()
+            page.get_by_text("the API key is missing or wrong").wait_for()
+            page.get_by_label("API key").fill("k-right")
+            page.keyboard.press("Enter")
+            page.get_by_role("heading", name="4 machines").wait_for()
+            page.reload()
+            page.get_by_role("heading", name="4 machines").wait_for()
+
+    look(FakeNode([states.split()], key="k-right"), see)
+
+
+def test_machines_of_one_name_are_told_apart() -> None:
+    twins = [replace(states.peer("attic", "lan", number=at)) for at in (1, 2)]
+    label = f"attic ({twins[1].id[:10]})"
+    split = [states.SPLIT[0], SplitPart(label, "CUDA0", 14, 2_800_000_000)]
+    found = replace(states.status(twins), model=states.model(ModelState.READY, split=split))
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            table = opened.page.get_by_role("table", name="The machines, and what is known of each")
+            rows = [table.get_by_role("row", name=twin.id[:10]).inner_text() for twin in twins]
+            assert ["14 layers" in row for row in rows] == [False, True]
+
+    look(FakeNode([states.shown(found)]), see)
 
 
 def test_a_lost_node_is_said_and_found_again() -> None:

@@ -33,6 +33,8 @@ export interface Machine {
 	/** `LAN`, `punched`, `relayed`…; empty without a path. */
 	path: string;
 	link: LinkView | null;
+	/** How splits, loads and capacities call it. */
+	labels: string[];
 	parts: Part[];
 	/** From 0 to 1 while its weights load. */
 	loading: number | null;
@@ -49,14 +51,16 @@ export function modelsOf(status: Status): ModelStatus[] {
 export function machinesOf(status: Status): Machine[] {
 	const names = namesOf(status);
 	const models = modelsOf(status);
-	const partsOf = (node: string): Part[] =>
-		models.flatMap((model) => {
-			const own = model.split.filter((part) => part.node === node);
-			const layers = own.reduce((sum, part) => sum + part.layers, 0);
-			return layers ? [{ model: model.name, layers, bytes: own.reduce((sum, part) => sum + part.bytes, 0) }] : [];
-		});
-	const peers = status.peers.map((peer) => machineOf(peer, names.get(peer.id) ?? peer.name, models, partsOf(peer.name)));
-	return [here(status, names, partsOf(status.node.name)), ...peers.sort((a, b) => rank(a) - rank(b))];
+	const peers = status.peers.map((peer) => machineOf(peer, names.get(peer.id) ?? peer.name, models));
+	return [here(status, names, models), ...peers.sort((a, b) => rank(a) - rank(b))];
+}
+
+function partsOf(models: ModelStatus[], labels: string[]): Part[] {
+	return models.flatMap((model) => {
+		const own = model.split.filter((part) => labels.includes(part.node));
+		const layers = own.reduce((sum, part) => sum + part.layers, 0);
+		return layers ? [{ model: model.name, layers, bytes: own.reduce((sum, part) => sum + part.bytes, 0) }] : [];
+	});
 }
 
 function namesOf(status: Status): Map<string, string> {
@@ -71,7 +75,7 @@ function rank(machine: Machine): number {
 	return machine.peer?.state === 'connected' ? 0 : machine.sign === 'off' ? 2 : 1;
 }
 
-function here(status: Status, names: Map<string, string>, parts: Part[]): Machine {
+function here(status: Status, names: Map<string, string>, models: ModelStatus[]): Machine {
 	const { node } = status;
 	const [sign, word, reason] = nodeState(status);
 	return {
@@ -85,7 +89,8 @@ function here(status: Status, names: Map<string, string>, parts: Part[]): Machin
 		line: 'none',
 		path: '',
 		link: null,
-		parts,
+		labels: [node.name],
+		parts: partsOf(models, [node.name]),
 		loading: null,
 		peer: null
 	};
@@ -112,10 +117,12 @@ export const MODEL_SIGNS: Record<ModelStatus['state'], Sign> = {
 	unloaded: 'off'
 };
 
-function machineOf(peer: PeerView, name: string, models: ModelStatus[], parts: Part[]): Machine {
+function machineOf(peer: PeerView, name: string, models: ModelStatus[]): Machine {
 	const [sign, word] = peerState(peer);
+	// as `labels` of meshd/identity/naming.py: with the id where another has the name
+	const labels = [name, `${peer.name} (${peer.id})`];
 	const weights = models.filter((model) => model.state === 'loading').flatMap((model) => model.workers);
-	const own = weights.find((worker) => worker.node === peer.name && worker.total_bytes > 0);
+	const own = weights.find((worker) => labels.includes(worker.node) && worker.total_bytes > 0);
 	return {
 		id: peer.id,
 		name,
@@ -127,7 +134,8 @@ function machineOf(peer: PeerView, name: string, models: ModelStatus[], parts: P
 		line: lineOf(peer.link),
 		path: peer.link ? t.paths[peer.link.path] : '',
 		link: peer.link,
-		parts,
+		labels,
+		parts: partsOf(models, labels),
 		loading: own ? Math.min(1, (own.local_bytes + own.sent_bytes) / own.total_bytes) : null,
 		peer
 	};
