@@ -72,7 +72,8 @@ class FakeNode:
             return web.Response(status=404)
         body = (self.folder / found["name"]).read_bytes()
         self.sent_bytes += len(body)
-        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        kept = "max-age=31536000, immutable" if path.startswith("/mesh/assets/") else "no-cache"
+        headers = {"Content-Security-Policy": POLICY, "Cache-Control": kept}
         if found["gzip"]:
             assert gzip.decompress(body)
             headers["Content-Encoding"] = "gzip"

@@ -168,6 +168,7 @@ export const texts = {
 		none: 'Nobody asks anything now.',
 		total: (requests: number, tokens: number, running: number, waiting: number) =>
 			`${running} running, ${waiting} waiting; ${requests} since the start, ${tokens} tokens`,
+		number: (id: number) => `#${id}`,
 		phases: { waiting: 'waiting', prompt: 'reading the prompt', answering: 'answering' },
 		columns: {
 			id: 'Request',
