@@ -17,6 +17,8 @@ export const texts = {
 		chat: 'Chat',
 		connecting: 'Connecting to the node…',
 		waiting: 'connecting',
+		opening: 'Opening…',
+		outdated: 'This view could not be loaded. If the node was upgraded or restarted, load the page again.',
 		away: 'no answer',
 		stale: (seconds: number) => `The node has not answered for ${seconds} s. This is what it said last.`,
 		session: 'Open this page with a link of its own',
