@@ -7,9 +7,12 @@ a member and listens; it ends with its input. Streams of service `echo` send bac
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import secrets
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +27,14 @@ from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.run import watch_addresses
 from meshd.daemon.transports import enter
 from meshd.identity.keystore import Home
+from meshd.link.browser.interface import BrowserChannel
 from meshd.peer.interface import PeerState, PeerStatus, Stream
 from meshd.wire.versions import NativeVersion
 
 SERVICE = "echo"
 CHUNK = 64 << 10
 BEAT_SECONDS = 0.05
+TICK_SECONDS = 0.1
 GOODBYE_SECONDS = 0.2
 
 Answer = Mapping[str, object]
@@ -100,6 +105,22 @@ async def _echo(stream: Stream) -> None:
         stream.write_eof()
 
 
+async def _serve_browser(channel: BrowserChannel) -> None:
+    with contextlib.suppress(MeshdError):
+        while True:
+            message = await channel.receive()
+            word, _, count = message.decode().partition(" ")
+            if word == "down":
+                for _ in range(int(count)):
+                    await channel.send(bytes(16000))
+            elif word == "tick":
+                for number in range(int(count)):
+                    await channel.send(str(number).encode())
+                    await asyncio.sleep(TICK_SECONDS)
+            else:
+                await channel.send(message)
+
+
 class Commands:
     """The commands of the driver; each is a method and answers with a JSON object."""
 
@@ -121,6 +142,7 @@ class Commands:
             "beaten": self.beaten,
             "gone": self.gone,
             "idle": self.idle,
+            "browser": self.browser,
         }
         try:
             return await methods[str(command["do"])](command)
@@ -214,6 +236,23 @@ class Commands:
         assert isinstance(seconds, int | float)
         await asyncio.sleep(seconds)
         return {}
+
+    async def browser(self, _: Mapping[str, object]) -> Answer:
+        """Make an invite for a browser. A channel gets back what it sends; after `down N` N messages of 16000
+        bytes, after `tick N` N numbers, ten a second.
+        """
+        self._member.transports.browsers.serve_channel = _serve_browser
+        reply = self._member.authority.invite(
+            now=int(time.time()),
+            expires_s=3600,
+            uses=1,
+            roles=("use",),
+            secret=secrets.token_bytes(16),
+            candidates=self._member.local.token_candidates(),
+            relays=self._member.transports.relays,
+            browser="phone",
+        )
+        return {"token": reply.token}
 
     async def beaten(self, _: Mapping[str, object]) -> Answer:
         """End it, and tell how it went."""

@@ -39,6 +39,7 @@ const SIGNALLING = 0;
 const DATA = 1;
 const REACH_MS = 8000;
 const RELAY_AFTER_MS = 300; // that the LAN is ahead
+const AGAIN_MS = [700, 3000];
 const DIRECT_MS = 5000;
 const OUTSIDE_MS = 2500; // for a STUN server to answer: if none does, no datagram passes
 const BATCH_MS = 50; // addresses found within so much go out together
@@ -81,7 +82,7 @@ async function reach(invite: RemoteInvite, signal: AbortSignal): Promise<SealedP
   try {
     return await Promise.any(ways.map(async ({ kind, url, wait }) => {
       await pause(wait, limit);
-      return SealedPipe.open(kind, url, invite, limit);
+      return persistent(() => SealedPipe.open(kind, url, invite, limit), limit);
     }));
   } catch (error) {
     signal.throwIfAborted();
@@ -91,6 +92,19 @@ async function reach(invite: RemoteInvite, signal: AbortSignal): Promise<SealedP
   } finally {
     lost.abort(); // those that come late are not wanted
   }
+}
+
+// A fresh invite's mailbox may be about to be opened: asks again, unless the node has said no.
+async function persistent(open: () => Promise<SealedPipe>, limit: AbortSignal): Promise<SealedPipe> {
+  for (const ms of AGAIN_MS) {
+    try {
+      return await open();
+    } catch (error) {
+      if (error instanceof ConnectError && error.isRefused) throw error;
+      await pause(ms, limit);
+    }
+  }
+  return open();
 }
 
 class SealedPipe {
