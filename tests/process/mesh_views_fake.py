@@ -335,6 +335,12 @@ def results() -> dict[str, object]:
                     what="this NAT takes a new port for each destination",
                     hint="let the router map a port, or use a relay",
                 ),
+                ProblemView(
+                    code="nat_symmetric",
+                    severity="warning",
+                    what="that NAT does so as well",
+                    hint="let the router map a port, or use a relay",
+                ),
             ),
             servers=("stun.example:3478",),
             age_s=0.0,

@@ -135,7 +135,8 @@ export const viewTexts = {
 		unexplained: 'not explained',
 		noAccount: 'No request ran alone from start to end, so its time cannot be divided by tokens. Ask the model something, then look again.',
 		advice: 'What would gain most',
-		change: (now: string, then: string) => `Predicted: ${now} tok/s now, ${then} tok/s then.`,
+		change: (now: string, then: string, slower: string) =>
+			`Predicted: ${now} tok/s now, ${then} tok/s then; as it runs, a request takes ${slower} times as long.`,
 		because: 'Why:',
 		noChange: 'Nothing:',
 		since: 'Since the load:'
