@@ -138,7 +138,7 @@ def test_a_fault_of_access_would_be_found() -> None:
 Case = tuple[str, tuple[str, ...], str, Mapping[str, object], str]
 CASES: tuple[Case, ...] = (
     ("models", ("Look again",), "models", {}, "3 models found"),
-    ("models", ("See what fits",), "fits", {}, "3 models found"),
+    ("models", ("See what fits",), "fits", {}, "3 models compared"),
     (
         "models",
         ("Copy it here",),

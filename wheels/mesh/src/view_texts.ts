@@ -61,6 +61,7 @@ export const viewTexts = {
 		fitsText: 'Well-known models by their short names. Sizes are estimates, for one request of 8192 tokens; nothing is downloaded to look.',
 		fitsButton: 'See what fits',
 		fitsAgain: 'Look again',
+		compared: (count: number) => `${count} ${count === 1 ? 'model' : 'models'} compared with the free memory`,
 		fitsDoing: 'Looking at the devices…',
 		name: 'Model',
 		here: 'On this machine',
