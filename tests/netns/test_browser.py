@@ -99,7 +99,7 @@ def chromium_at(host: Host, folder: Path) -> Iterator["Page"]:
 @pytest.mark.parametrize(
     ("kind", "ways"),
     [
-        (Kind.PORT_RESTRICTED, {"webrtc", "relay"}),  # on a busy machine WebRTC can take longer than 5 s
+        (Kind.PORT_RESTRICTED, {"webrtc"}),
         (Kind.SYMMETRIC_RANDOM, {"webrtc", "relay"}),
         (Kind.NO_UDP, {"relay"}),
     ],

@@ -298,6 +298,7 @@ async function negotiate(connection: RTCPeerConnection, pipe: SealedPipe): Promi
     signalOf({ type: "offer", attempt, seconds: new Float(DIRECT_MS / 1000), ...termsOf(sdp), candidates: new Uint8Array(0) }),
   );
   const { terms, later } = await answered;
+  found.open();
   await connection.setRemoteDescription({
     type: "answer",
     sdp: answerOf(
@@ -340,6 +341,7 @@ function signalOf(fields: Record<string, Packable>): Record<string, Packable> {
 class Batch {
   #places: Place[] = [];
   #count = 0;
+  #isOpen = false;
   readonly #send: (places: Place[]) => void;
 
   constructor(send: (places: Place[]) => void) {
@@ -349,12 +351,18 @@ class Batch {
   add(place: Place): void {
     if (this.#count++ >= MAX_PLACES) return;
     this.#places.push(place);
-    if (this.#places.length === 1) {
-      setTimeout(() => {
-        this.#send(this.#places);
-        this.#places = [];
-      }, BATCH_MS);
-    }
+    if (this.#isOpen && this.#places.length === 1) setTimeout(() => this.#flush(), BATCH_MS);
+  }
+
+  // Sends what was found so far, and from now on what is found: before its answer, a node knows no attempt.
+  open(): void {
+    this.#isOpen = true;
+    this.#flush();
+  }
+
+  #flush(): void {
+    if (this.#places.length > 0) this.#send(this.#places);
+    this.#places = [];
   }
 }
 
