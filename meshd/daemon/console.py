@@ -17,7 +17,7 @@ from meshd.admin.status import Status
 from meshd.admin.status_json import for_scripts
 from meshd.base import log
 from meshd.daemon.console_events import MOST_EVENTS, Event, event_of, events_between, latest
-from meshd.gateway.history import BUCKET_SECONDS, BUCKETS, WorkHistory
+from meshd.gateway.events import BUCKET_SECONDS, BUCKETS, WorkHistory
 from meshd.gateway.interface import RequestStatus
 
 LOOK_SECONDS = 0.5  # between two looks at the node

@@ -31,6 +31,7 @@ from meshd.gateway.events import (
     AnswerMeter,
     EventSplitter,
     SentEvents,
+    WorkCounts,
     answer_timings,
     hide_model_path,
     parsed,
@@ -64,7 +65,7 @@ from meshd.gateway.upstream import (
     send_call,
     template_prompt,
 )
-from meshd.gateway.work import AnswerUnderWay, GatewayWork
+from meshd.gateway.work import AnswerUnderWay
 from meshd.model.status import ModelState
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class AnswerContext:
         # requests are retried after a loss: with a seed, so that they get the same answer
         self.retries = self.continue_seconds > 0 or self.fails_over
         self.tokens = 0
-        self.work = GatewayWork(config.api_keys)
+        self.counts = WorkCounts()
+        self.under_way: dict[int, AnswerUnderWay] = {}  # by number, in the order in which they came
         self._served: dict[Upstream, Served] = {}  # each llama-server, from its first request on
         self._culprits = Culprits()
         self._asking = 0
@@ -316,16 +318,15 @@ class Answer:
     def _observed(self) -> Iterator[None]:
         """Show the answer as under way until the block is left, if a model computes it; then note its end."""
         answer = AnswerUnderWay(self.meter, self.upstream, self._caller, self._streams, self._notice)
-        with self._context.work.held(answer) if self._route.computes else nullcontext():
-            try:
-                yield
-            finally:
-                self._note_end()
-
-    def _note_end(self) -> None:
-        """Tell the request's trace of the answer, if there is one."""
-        if (trace := self.request[RECORD].trace) is not None:
-            trace.answered(self.upstream, self.meter)
+        shown = self._context.under_way if self._route.computes else {}
+        number = max(shown, default=0) + 1
+        shown[number] = answer
+        try:
+            yield
+        finally:
+            del shown[number]
+            if (trace := self.request[RECORD].trace) is not None:
+                trace.answered(self.upstream, self.meter)
 
     def _hung_up(self) -> None:
         self.meter.hung_up()
@@ -650,7 +651,7 @@ class Answer:
     def _generated(self, tokens: int) -> None:
         """Count tokens for status and metrics."""
         self._context.tokens += tokens
-        self._context.work.add_tokens(tokens)
+        self._context.counts.add_tokens(tokens, _now())
         self._tokens.inc(tokens)
 
     def _notice(self) -> str:

@@ -63,6 +63,9 @@ _DRAFTED = ("draft_n", "draft_n_accepted")  # only where something was drafted
 _LARGEST_FIGURE = 1e12  # of tokens and of milliseconds
 _PIECE = re.compile(rb'"(?:content|reasoning_content|text|arguments)"\s*:\s*"[^"]')
 _TRANSCRIPT_PIECE = re.compile(rb'"type"\s*:\s*"transcript\.text\.delta"')
+BUCKET_SECONDS = 10
+BUCKETS = 90
+_COUNT = "Q"  # of 8 bytes: 1440 for all buckets
 
 
 class EventSplitter:
@@ -234,6 +237,55 @@ class AnswerMeter:
     def cached(self) -> int | None:
         """Return how many tokens of the prompt came from llama-server's cache; None if unknown."""
         return self._figures.get(b"cached_tokens", self._figures.get(b"cache_n"))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkHistory:
+    """The work done in each bucket of BUCKET_SECONDS, the oldest first.
+
+    `seconds`: how much of the newest bucket has passed.
+    """
+
+    tokens: tuple[int, ...]
+    requests: tuple[int, ...]
+    seconds: float
+
+
+class WorkCounts:
+    """Counts tokens that were generated and requests that came, in BUCKETS buckets.
+
+    `now` is a clock in seconds; a time before the newest bucket counts in the newest. There is no timer: a
+    bucket is found by the time at which something is counted or read, and those in which nobody has counted
+    are emptied then.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = array(_COUNT, [0] * BUCKETS)
+        self._requests = array(_COUNT, [0] * BUCKETS)
+        self._newest = 0  # number of the bucket, from the clock's zero
+
+    def add_tokens(self, tokens: int, now: float) -> None:
+        """Count tokens that were generated now."""
+        self._tokens[self._place(now)] += tokens
+
+    def add_request(self, now: float) -> None:
+        """Count a request that came now."""
+        self._requests[self._place(now)] += 1
+
+    def read(self, now: float) -> WorkHistory:
+        """Return all buckets."""
+        oldest = self._place(now) + 1
+        seconds = min(max(0.0, now - self._newest * BUCKET_SECONDS), float(BUCKET_SECONDS))
+        tokens = (*self._tokens[oldest:], *self._tokens[:oldest])
+        return WorkHistory(tokens, (*self._requests[oldest:], *self._requests[:oldest]), seconds)
+
+    def _place(self, now: float) -> int:
+        """Return the place of the bucket for `now`; empty those that have passed since the last call."""
+        number = max(self._newest, int(now // BUCKET_SECONDS))
+        for passed in range(max(self._newest, number - BUCKETS) + 1, number + 1):
+            self._tokens[passed % BUCKETS] = self._requests[passed % BUCKETS] = 0
+        self._newest = number
+        return number % BUCKETS
 
 
 def estimated_tokens(asked: bytes) -> int:

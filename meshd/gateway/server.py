@@ -86,6 +86,7 @@ from meshd.gateway.request import (
 from meshd.gateway.router_answers import ASKED_BY_PAGE, ROUTER_PATHS, RouterAnswers
 from meshd.gateway.turns import Accounts, AnswerLog, Turns
 from meshd.gateway.upstream import MOST_JOINED_BYTES
+from meshd.gateway.work import GatewayWork
 from meshd.model.status import ModelState
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Gateway:
         # what answers requests
         self._models = models
         self._answers = AnswerContext(config, on_demand=models.on_demand)
-        self.work = self._answers.work
+        self.work = GatewayWork(config.api_keys, self._answers.under_way, self._answers.counts)
         self._exposition: Exposition = self._own_metrics
         self._own = OwnAnswers(models)
         self._page = load_page() if page is None else page
@@ -426,7 +427,7 @@ class Gateway:
                 del body
                 if route.computes:
                     self._accounts.add_answers(key, asked.answers)
-                    self.work.add_request()
+                    self._answers.counts.add_request(asyncio.get_running_loop().time())
                 if only is None or only.upstream is not model.upstream:  # the models came meanwhile
                     held.enter_context(self._use_of(model.upstream))
                 if route.computes and self._models.on_demand and (name := model.upstream.model_name):

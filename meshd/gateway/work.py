@@ -1,15 +1,13 @@
 """The work of a gateway, for those who look at it: answers under way, and what was done lately.
 
-What is under way is worked out when somebody looks; only tokens and requests are counted as they come.
+All is worked out when somebody looks: a request passes nothing here.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshd.gateway.events import AnswerMeter
-from meshd.gateway.history import WorkCounts, WorkHistory
+from meshd.gateway.events import AnswerMeter, WorkCounts, WorkHistory
 from meshd.gateway.interface import ApiKey, RequestPhase, RequestStatus, Upstream
 from meshd.identity.proof import key_digest
 from meshd.model.status import ModelState
@@ -53,32 +51,14 @@ class AnswerUnderWay:
 
 
 class GatewayWork:
-    """The work of one gateway, whose clients have these API keys."""
+    """The work of one gateway, whose clients have these API keys: `answers` by number, in their order."""
 
-    def __init__(self, keys: Sequence[ApiKey]) -> None:
+    def __init__(
+        self, keys: Sequence[ApiKey], answers: Mapping[int, AnswerUnderWay], counts: WorkCounts
+    ) -> None:
         self._keys = keys
-        self._counts = WorkCounts()
-        self._answers: dict[int, AnswerUnderWay] = {}  # in the order in which they came
-        self._last = 0
-
-    @contextmanager
-    def held(self, answer: AnswerUnderWay) -> Iterator[None]:
-        """Count an answer as under way until the block is left."""
-        self._last += 1
-        number = self._last
-        self._answers[number] = answer
-        try:
-            yield
-        finally:
-            del self._answers[number]
-
-    def add_request(self) -> None:
-        """Count a request that begins."""
-        self._counts.add_request(_now())
-
-    def add_tokens(self, tokens: int) -> None:
-        """Count tokens that were generated."""
-        self._counts.add_tokens(tokens, _now())
+        self._answers = answers
+        self._counts = counts
 
     @property
     def requests(self) -> Sequence[RequestStatus]:

@@ -262,22 +262,17 @@ _LOG = (
 
 def results() -> dict[str, object]:
     """Return the answers of a node to each action."""
-    pulled = {"step": "failed", "error": "", "done_bytes": 4_000_000_000}
+    return {**_of_members(), **_of_models(), **_of_the_network(), **_of_plans()}
+
+
+def _of_members() -> dict[str, object]:
+    """Return the answers about members, invites and bans."""
     return {
         "accept": AcceptReply(joiner=ATTIC, addresses=("203.0.113.5:4000",), seconds=120),
         "ban_list": BanList(
             bans=(BanView(id="e" * 52, kind="node", banned_at=round(NOW - 7000), by="d" * 52, name="shed"),)
         ),
         "drain": Done(),
-        "fits": FitsReply(
-            models=(
-                ShortModelFit(name="qwen3-4b", here="gpu", mesh="gpu"),
-                ShortModelFit(name="glm", here="no", mesh="partly_cpu"),
-                ShortModelFit(name="gpt-oss-120b", here="no", mesh="no"),
-            ),
-            workers=("garage",),
-            left_out=(LeftOutView(node="attic", why="it is away"),),
-        ),
         "forget": ForgetReply(id=ATTIC, name="attic"),
         "invite": InviteReply(
             token=TOKEN, id="d7300f57d2c2ba28", expires_at=round(time.time()) + 3600, uses=2
@@ -297,6 +292,26 @@ def results() -> dict[str, object]:
             )
         ),
         "invite_revoke": RevokeReply(id="d7300f57d2c2ba28", removed=(Joined(id=GARAGE, name="garage"),)),
+        "pause": Done(),
+        "resume": Done(),
+        "revoke": RevokeReply(id=GARAGE, name="garage"),
+        "unban": RevokeReply(id="e" * 52, name="shed"),
+    }
+
+
+def _of_models() -> dict[str, object]:
+    """Return the answers about models and logs."""
+    pulled = {"step": "failed", "error": "", "done_bytes": 4_000_000_000}
+    return {
+        "fits": FitsReply(
+            models=(
+                ShortModelFit(name="qwen3-4b", here="gpu", mesh="gpu"),
+                ShortModelFit(name="glm", here="no", mesh="partly_cpu"),
+                ShortModelFit(name="gpt-oss-120b", here="no", mesh="no"),
+            ),
+            workers=("garage",),
+            left_out=(LeftOutView(node="attic", why="it is away"),),
+        ),
         "load": Done(),
         "logs": {"lines": list(_LOG)},
         "member_models": MemberModelsReply(models=()),
@@ -308,6 +323,16 @@ def results() -> dict[str, object]:
                 _listed("half", "meshd", "the download or copy is not complete"),
             ]
         },
+        "pull": _PULL,
+        "pull_progress": _PULL,
+        "pull_stop": {**to_fields(_PULL), **pulled, "error": "the copy was stopped"},
+        "unload": Done(),
+    }
+
+
+def _of_the_network() -> dict[str, object]:
+    """Return the answers about the network."""
+    return {
         "netcheck": NetcheckReply(
             udp="passes",
             tcp="only_443",
@@ -346,7 +371,6 @@ def results() -> dict[str, object]:
             age_s=0.0,
             daemon=True,
         ),
-        "pause": Done(),
         "ping": PingReply(
             peer=GARAGE,
             name="garage",
@@ -355,6 +379,12 @@ def results() -> dict[str, object]:
             path="relayed",
             remote="192.168.1.7:17430",
         ),
+    }
+
+
+def _of_plans() -> dict[str, object]:
+    """Return the answers about plans."""
+    return {
         "plan": PlanReply(
             model="Qwen3-4B-Q4_K_M",
             head="desk",
@@ -369,13 +399,6 @@ def results() -> dict[str, object]:
             ),
             left_out=(LeftOutView(node="attic", why="it is away"),),
         ),
-        "pull": _PULL,
-        "pull_progress": _PULL,
-        "pull_stop": {**to_fields(_PULL), **pulled, "error": "the copy was stopped"},
-        "resume": Done(),
-        "revoke": RevokeReply(id=GARAGE, name="garage"),
-        "unban": RevokeReply(id="e" * 52, name="shed"),
-        "unload": Done(),
         "why": WhyReply(
             model="Qwen3-4B-Q4_K_M",
             split="desk CUDA0 18 layers, garage CPU 18 layers",

@@ -39,7 +39,8 @@ async def test_no_page_of_a_hostile_head_runs_in_a_browser() -> None:
 
     async with scene() as here:
         await here.head("one", answer)
-        async with here.http.get(f"{here.gateway.url}/props") as page:
+        [model] = await here.names()
+        async with here.http.get(f"{here.gateway.url}/props", params={"model": model}) as page:
             assert page.content_type == "application/octet-stream"
             assert page.headers["X-Content-Type-Options"] == "nosniff"
 

@@ -17,7 +17,7 @@ from meshd.base import log
 from meshd.base.tasks import Owner
 from meshd.daemon.console import AGAIN_SECONDS, LOOK_SECONDS, STORAGE_SECONDS, ConsoleAnswers
 from meshd.daemon.console_on_demand import ConsoleOnDemand
-from meshd.gateway.history import BUCKETS, WorkHistory
+from meshd.gateway.events import BUCKETS, WorkHistory
 from meshd.gateway.interface import RequestPhase, RequestStatus
 
 from tests.unit.admin.fake import full_status

@@ -4,7 +4,7 @@ import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
-from meshd.gateway.history import BUCKET_SECONDS, BUCKETS, WorkCounts, WorkHistory
+from meshd.gateway.events import BUCKET_SECONDS, BUCKETS, WorkCounts, WorkHistory
 
 STEPS = st.lists(
     st.tuples(

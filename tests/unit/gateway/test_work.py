@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from meshd.gateway.history import BUCKETS
+from meshd.gateway.events import BUCKETS
 from meshd.gateway.interface import ApiKey, GatewayConfig, RequestPhase, RequestStatus
 
 from tests.process.gateway_fake import DONE, World, chunk, last_chunk, says, world
