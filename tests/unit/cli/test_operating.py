@@ -33,7 +33,7 @@ def test_an_invite_by_the_daemon(daemon: FakeControl) -> None:
     ran = meshd("invite", "--expires", "2h", "--uses", "3", "--role", "use,invite", "--role", "use")
     assert (ran.code, ran.out) == (0, "meshd1token\n")
     assert "for 3 nodes" in ran.err
-    assert daemon.asked == [("invite", 7200, 3, ("use", "invite"))]
+    assert daemon.asked == [("invite", 7200, 3, ("use", "invite"), "")]
 
 
 def test_an_invite_as_a_qr_code_stands_beside_the_result(daemon: FakeControl) -> None:
@@ -46,7 +46,12 @@ def test_an_invite_as_a_qr_code_stands_beside_the_result(daemon: FakeControl) ->
 def test_the_defaults_of_an_invite(daemon: FakeControl) -> None:
     body = json.loads(meshd("invite", "--json").out)
     assert body == {"schema": 1, "token": "meshd1token", "id": "00ff", "expires_at": 1_900_000_000, "uses": 1}
-    assert daemon.asked == [("invite", 86400, 1, ("use", "work"))]
+    assert daemon.asked == [("invite", 86400, 1, ("use", "work"), "")]
+
+
+def test_an_invite_for_a_browser_names_it(daemon: FakeControl) -> None:
+    assert meshd("invite", "--browser", "phone").code == 0
+    assert daemon.asked == [("invite", 86400, 1, ("use",), "phone")]
 
 
 def test_an_invite_without_a_daemon(founder: Home) -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meshd.base.errors import RemoteProtocolError
 from meshd.wire import (
+    browser,
     capacity,
     hello,
     lease,
@@ -61,6 +62,7 @@ FAMILIES: list[tuple[Decode, object]] = [
     (signal.decode_punching, signal.Punching),
     (signal.decode_search, signal.PortSearchMessage),
     (SignalBody.decode, SignalBody),
+    (browser.decode_browser, browser.BrowserMessage),
 ]
 MESSAGES: list[tuple[Decode, Any]] = [(decode, kind) for decode, union in FAMILIES for kind in members(union)]
 each_family = pytest.mark.parametrize(
