@@ -35,9 +35,10 @@ from meshd.gateway.browser_frames import (
     encode,
 )
 from meshd.gateway.browser_requests import Arrived, Begun, BrowserShare, PageRequests, RequestEvent
-from meshd.gateway.interface import BrowserChannel, ConsoleSource, MemberCaller, MemberGate
+from meshd.gateway.interface import ConsoleSource, MemberCaller, MemberGate
 from meshd.gateway.paths import PROPS_PATH, ROUTES
 from meshd.gateway.upstream import open_session
+from meshd.link.interface import BrowserChannel
 
 HELLO_SECONDS = 10.0
 STATE_PATH = "/mesh/state"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from aiohttp import WSMsgType, web
 
 from meshd.base.errors import Broken, EndOfStream
-from meshd.gateway.interface import LetIn, WelcomeBrowser
+from meshd.link.interface import LetIn, WelcomeBrowser
 
 SIGNAL_PATH = "/mesh/signal"
 _MAX_MESSAGE_BYTES = 64 << 10

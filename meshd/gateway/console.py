@@ -35,7 +35,7 @@ from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origi
 from meshd.gateway.browser_socket import SIGNAL_PATH, welcome_browser
 from meshd.gateway.client_connections import demand_method, member_of
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
-from meshd.gateway.interface import ConsoleSource, WelcomeBrowser
+from meshd.gateway.interface import ConsoleSource
 from meshd.gateway.pages import MESH_POLICY, Page, mesh_page
 from meshd.gateway.paths import unknown_path
 from meshd.gateway.request import Bodies, parse_object
@@ -49,6 +49,7 @@ from meshd.gateway.sessions import (
     is_secret,
     set_cookie,
 )
+from meshd.link.interface import WelcomeBrowser
 
 MESH_PATH = "/mesh"
 OPEN_PATH = "/mesh/open"

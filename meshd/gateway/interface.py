@@ -5,7 +5,7 @@ headers, and turns a lost upstream into an error event. It knows an Upstream, ne
 It must never hold an answer that the client does not read, nor continue a generation whose client is gone.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from socket import socket
@@ -234,43 +234,6 @@ class Models(Protocol):
     @property
     def statuses(self) -> Sequence[ModelStatus]:
         """Return the statuses of models on demand, in the order of `all`."""
-
-
-class BrowserChannel(Protocol):
-    """A data channel of a browser that has proved itself: whole messages, in order, none lost or twice."""
-
-    @property
-    def peer_key(self) -> bytes:
-        """Return the browser's key, the same on each of its channels."""
-
-    async def send(self, message: bytes) -> None:
-        """Send at most 16 KiB; wait while much is unsent. Raises Closed, Broken."""
-
-    async def receive(self) -> bytes:
-        """Return the next message. Raises Closed, Broken once the channel has ended."""
-
-    async def close(self) -> None:
-        """End the channel. Idempotent."""
-
-
-class SealedBytes(Protocol):
-    """A pipe of bytes to a browser that is to prove itself in them."""
-
-    async def send(self, data: Sequence[bytes | memoryview]) -> None:
-        """Send the pieces; wait while much is unsent. Raises Broken."""
-
-    async def receive(self) -> bytes:
-        """Return the next bytes. Raises EndOfStream."""
-
-    async def aclose(self) -> None:
-        """Close it within 1 s. Idempotent."""
-
-
-LetIn = Callable[[bytes], None]
-"""Called with a browser's key once it has proven itself."""
-
-WelcomeBrowser = Callable[[SealedBytes, str, LetIn], Awaitable[bool]]
-"""Runs the whole life of a pipe from a place; False: its browser has proven nothing."""
 
 
 class MemberGate(Protocol):

@@ -15,8 +15,7 @@ from meshd.identity.membership import Chain, Role, issue
 from meshd.link.browser.channels import DirectChannel
 from meshd.link.browser.direct import BrowserMeetings
 from meshd.link.browser.entrance import Browsers
-from meshd.link.browser.interface import BrowserChannel
-from meshd.link.interface import Signals
+from meshd.link.interface import BrowserChannel, Signals
 from meshd.link.relayed.for_browsers import BrowserCircuits
 from meshd.link.secure.caller_rates import Callers
 from meshd.link.webrtc.links import WebRtcLinks

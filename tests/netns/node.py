@@ -27,7 +27,7 @@ from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.run import watch_addresses
 from meshd.daemon.transports import enter
 from meshd.identity.keystore import Home
-from meshd.link.browser.interface import BrowserChannel
+from meshd.link.interface import BrowserChannel
 from meshd.peer.interface import PeerState, PeerStatus, Stream
 from meshd.wire.versions import NativeVersion
 

@@ -16,14 +16,12 @@ from meshd.client.api_client import ApiClient
 from meshd.daemon.console_on_demand import ConsoleOnDemand
 from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
 from meshd.gateway.browser_socket import BrowserSocket
-from meshd.gateway.interface import BrowserChannel as BridgedChannel
 from meshd.gateway.interface import (
     ConsoleSource,
     MemberGate,
     Models,
     ModelTurn,
     NamedModel,
-    SealedBytes,
     Upstream,
 )
 from meshd.gateway.request import OneModel, PlainModel
@@ -32,8 +30,7 @@ from meshd.head.model import Model
 from meshd.head.model_pool import ModelOnDemand, ModelPool, PoolTurn
 from meshd.library.members.fetch_weights import MemberWeights
 from meshd.link.browser.channels import DirectChannel, SealedChannel
-from meshd.link.browser.interface import BrowserChannel, BytePipe
-from meshd.link.interface import Dialer, Link, Listener, Signals
+from meshd.link.interface import BrowserChannel, BytePipe, Dialer, Link, Listener, Signals
 from meshd.link.secure.handshake import ProvenLink
 from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.peer.interface import Book, Mesh, Stream
@@ -103,9 +100,7 @@ member_gate: Callable[[Gateway], MemberGate] = same
 console_source: Callable[[ConsoleOnDemand], ConsoleSource] = same
 sealed_channel: Callable[[SealedChannel], BrowserChannel] = same
 direct_channel: Callable[[DirectChannel], BrowserChannel] = same
-bridged_channel: Callable[[BrowserChannel], BridgedChannel] = same
 pipe_at_the_api: Callable[[BrowserSocket], BytePipe] = same
-pipe_of_the_api: Callable[[BrowserSocket], SealedBytes] = same
 FITS = [fits.__args__ for fits in globals()["__annotations__"].values()]
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from meshd.base.errors import Broken, Closed, EndOfStream, LocalProtocolError, MeshdError
 from meshd.identity.browser_seal import Seal
 from meshd.identity.keys import PeerId
-from meshd.link.browser.interface import BytePipe
+from meshd.link.interface import BytePipe
 from meshd.wire.browser import DATA, MAX_DATA_BYTES, MAX_SEALED_BYTES
 from meshd.wire.message import LengthParser, framed
 

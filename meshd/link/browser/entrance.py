@@ -19,9 +19,8 @@ from meshd.identity.keys import KEY_BYTES, KeyPair, PeerId, verify
 from meshd.identity.membership import Chain
 from meshd.link.browser.channels import DirectChannel, SealedChannel, SealedPipe
 from meshd.link.browser.direct import BrowserMeetings
-from meshd.link.browser.interface import Admit, BrowserChannel, BytePipe, LetIn, ServeBrowser
 from meshd.link.ice.links import IcePipe
-from meshd.link.interface import Signals
+from meshd.link.interface import Admit, BrowserChannel, BytePipe, LetIn, ServeBrowser, Signals
 from meshd.wire.browser import (
     DATA,
     MAX_FIRST_BYTES,

@@ -9,7 +9,7 @@ import asyncio
 from meshd.base.errors import Closed, MeshdError
 from meshd.base.log import get
 from meshd.base.tasks import Owner
-from meshd.link.browser.interface import WelcomeBrowser
+from meshd.link.interface import WelcomeBrowser
 from meshd.link.relayed.control_connection import ControlConnection
 from meshd.link.relayed.relay_client import RelayClient
 from meshd.link.relayed.relay_pipe import RelayPipe

@@ -193,7 +193,7 @@ export const texts = {
 		unreachableHint: 'Is it running? `meshd status` says so.',
 		unknown: 'The node refused this without a reason.'
 	},
-	copy: { copy: 'Copy', copied: 'Copied' },
+	copy: { copy: 'Copy' },
 	remote: {
 		views: { chat: 'Chat', machines: 'Machines' },
 		title: 'Reach your node from anywhere',
