@@ -2,17 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from meshd.gateway.interface import ConsoleSource, MemberGate
-
 if TYPE_CHECKING:
+    from meshd.gateway.server import Gateway
     from meshd.link.browser.entrance import Browsers
 
 
-async def answer_browsers(browsers: "Browsers", gate: MemberGate, source: ConsoleSource) -> None:
+async def answer_browsers(browsers: "Browsers", gateway: "Gateway") -> None:
     """Answer what pages ask for, until cancelled; they also see the state of the mesh."""
     from meshd.gateway.browser_bridge import BrowserApi  # needs aiohttp, which nodes without an API avoid
 
-    api = BrowserApi(gate, source)
+    api = BrowserApi(gateway, gateway.console.states)
     browsers.serve_channel = api.serve_browser
     try:
         await api.serve()

@@ -1,14 +1,14 @@
 """The state of this node for the page of the mesh, and what the page may do.
 
-One look at the node serves all who watch, and there is none while nobody does: whoever needs a newer state
-looks, and the others wait for the same one. So there is no task and no timer to end.
+The node is looked at while the page is watched (gateway/console.py watches once for all browsers), and at no
+other time: there is no task and no timer to end.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from meshd.admin.api import StatusRequest
@@ -60,16 +60,6 @@ class Actions(Protocol):
     async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, Json]: ...
 
 
-@dataclass(slots=True)
-class _Look:
-    """A state that goes out as the `number`th; `at`: loop time; `steady`: what of it may be compared."""
-
-    number: int
-    at: float
-    state: Mapping[str, Json]
-    steady: object
-
-
 class ConsoleAnswers:
     """Implements ConsoleSource of gateway/interface.py."""
 
@@ -86,12 +76,7 @@ class ConsoleAnswers:
         self._actions = actions
         self._work = work
         self._wall = wall
-        # while somebody watches
-        self._watchers = 0
-        self._looking = asyncio.Lock()
-        self._looked_at = 0.0
-        self._look: _Look | None = None
-        self._number = 0
+        # while it is watched
         self._before: Status | None = None
         self._storage_at = 0.0
         # what the log does not tell, of this watch and earlier ones
@@ -100,46 +85,37 @@ class ConsoleAnswers:
     async def watch(self) -> AsyncGenerator[Mapping[str, Json], None]:
         """Yield the whole state at once, and again when it has changed, at most twice a second.
 
-        Without a change it comes every AGAIN_SECONDS, as rates have.
+        Without a change it comes every AGAIN_SECONDS, as rates have. One watch at a time.
         """
-        self._watchers += 1
-        seen = 0
+        last, yielded_at = None, 0.0
         try:
             while True:
-                look = await self._newer(seen)
-                seen = look.number
-                yield look.state
+                looked_at = _now()
+                state = await self._look()
+                # what of it says that something has happened
+                steady = _steady({name: value for name, value in state.items() if name != "history"})
+                if (
+                    last is None
+                    or steady != last
+                    or looked_at - yielded_at >= AGAIN_SECONDS - LOOK_SECONDS / 2
+                ):
+                    last, yielded_at = steady, looked_at
+                    yield state
+                await asyncio.sleep(looked_at + LOOK_SECONDS - _now())
         finally:
-            self._watchers -= 1
-            if not self._watchers:
-                self._look = self._before = None
+            self._before = None
 
     async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, Json]:
         """Do what the control socket does for the request `name`. Raises MeshdError."""
         return await self._actions.act(name, fields)
 
-    async def _newer(self, seen: int) -> _Look:
-        """Return a state that goes out after the `seen`th; looks until there is one."""
-        while True:
-            async with self._looking:  # one of the watchers looks, and the others get what it finds
-                if self._look is not None and self._look.number > seen:
-                    return self._look
-                await asyncio.sleep(self._looked_at + LOOK_SECONDS - _now())
-                self._looked_at = _now()
-                await self._take()
-
-    async def _take(self) -> None:
-        """Look at the node. The state goes out if it has changed, or is the first for a while."""
-        status, now, wall = await self._status(), _now(), self._wall()
+    async def _look(self) -> Mapping[str, Json]:
+        """Look at the node; note what happened since the last look."""
+        status, wall = await self._status(), self._wall()
         if self._before is not None:
             self._noticed.extend(events_between(self._before, status, wall))
         self._before = status
-        state = self._state(status, wall)
-        steady = _steady({name: value for name, value in state.items() if name != "history"})
-        last = self._look
-        if last is None or last.steady != steady or now - last.at >= AGAIN_SECONDS - LOOK_SECONDS / 2:
-            self._number += 1
-            self._look = _Look(self._number, now, state, steady)
+        return self._state(status, wall)
 
     async def _status(self) -> Status:
         """Return the status; the disk's part of it is as old as STORAGE_SECONDS at most."""

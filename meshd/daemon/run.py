@@ -521,7 +521,7 @@ class Daemon:
                         work.start(gateway.serve(), name="gateway")
                         if not self._config.serve.no_members:
                             browsers = member.transports.browsers
-                            work.start(answer_browsers(browsers, gateway, page.source), name="browsers")
+                            work.start(answer_browsers(browsers, gateway), name="browsers")
                         await gateway.started.wait()
                         is_open.set()
                         work.start(self.say_when_ready(lambda: gateway.status), name="ready")

@@ -13,7 +13,7 @@ import hmac
 import json
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 import aiohttp
@@ -35,7 +35,8 @@ from meshd.gateway.browser_frames import (
     encode,
 )
 from meshd.gateway.browser_requests import Arrived, Begun, BrowserShare, PageRequests, RequestEvent
-from meshd.gateway.interface import ConsoleSource, MemberCaller, MemberGate
+from meshd.gateway.failure import HttpRefusal
+from meshd.gateway.interface import MemberCaller, MemberGate
 from meshd.gateway.paths import PROPS_PATH, ROUTES
 from meshd.gateway.upstream import open_session
 from meshd.link.interface import BrowserChannel
@@ -53,14 +54,17 @@ _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "trail
 _NOT_OURS = ("User-Agent", "Accept-Encoding", "Accept", "Content-Type")  # what aiohttp would make up
 _log = get("gateway")
 
+States = Callable[[], AsyncGenerator[bytes, None]]
+"""Returns a stream of events, each a state of the mesh; its start raises HttpRefusal if there is no room."""
+
 
 class BrowserApi:
     """The pages of all browsers. `serve` runs what they ask for; `serve_browser` serves one channel."""
 
-    def __init__(self, gate: MemberGate, source: ConsoleSource | None) -> None:
-        """`source` None: this node shows no state of the mesh."""
+    def __init__(self, gate: MemberGate, states: States | None) -> None:
+        """`states` None: this node shows no state of the mesh."""
         self._gate = gate
-        self._source = source
+        self._states = states
         self._browsers: dict[bytes, _Browser] = {}
         self._moved = asyncio.Event()  # a page has lost its channel
         self._owner = Owner()
@@ -134,8 +138,8 @@ class BrowserApi:
         try:
             head = await answer.read_head()
             path = head.path.partition("?")[0]
-            if path == STATE_PATH and self._source is not None and head.method == "GET":
-                await self._show(answer, self._source)
+            if path == STATE_PATH and self._states is not None and head.method == "GET":
+                await self._show(answer, self._states)
             elif (refused := _refusal(head.method, path)) is not None:
                 await answer.give(refused[0], [("Content-Type", JSON_TYPE)], refused[1])
             else:
@@ -192,10 +196,19 @@ class BrowserApi:
         given = given_keys(headers)
         return next((digest for digest in digests for own in given if hmac.compare_digest(digest, own)), None)
 
-    async def _show(self, answer: "_Answer", source: ConsoleSource) -> None:
+    async def _show(self, answer: "_Answer", states: States) -> None:
         """Send each state of the mesh as an event."""
-        await answer.begin(200, [("Content-Type", "text/event-stream"), ("Cache-Control", "no-store")])
-        async with aclosing(_events(source)) as events:
+        async with aclosing(states()) as events:
+            try:
+                event = await anext(events)
+            except HttpRefusal as refusal:
+                failure = refusal.failure
+                await answer.give(
+                    failure.status, [("Content-Type", JSON_TYPE)], _error(failure.message, failure.code)
+                )
+                return
+            await answer.begin(200, [("Content-Type", "text/event-stream"), ("Cache-Control", "no-store")])
+            await answer.write(event)
             async for event in events:
                 await answer.write(event)
         answer.end()
@@ -373,13 +386,6 @@ class _Answer:
     def end(self) -> None:
         """End the answer."""
         self.page.requests.end(self.number)
-
-
-async def _events(source: ConsoleSource) -> AsyncGenerator[bytes, None]:
-    """Yield the states of the mesh as events."""
-    async for state in source.watch():
-        text = json.dumps(state, separators=(",", ":"), allow_nan=False).encode()
-        yield b"event: state\ndata: " + text + b"\n\n"
 
 
 def _refusal(method: str, path: str) -> tuple[int, bytes] | None:

@@ -297,22 +297,30 @@ class Console:
         demand_method(request.method, "GET")
         _demand_own_page(request)
         session = await self._session_of(request)
-        if self._source is None or self._closed:
-            raise unavailable("this node is starting or stopping")
-        if self._streams >= MOST_STREAMS:
-            raise unavailable(f"{MOST_STREAMS} windows show this page already: close one")
         headers = {**extra, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
+        events = self._events(lambda: self._sessions.is_open(session, self._clock()))
         with suppress(ConnectionError), self._watching():  # the client has gone
             await response.prepare(request)
-            async with aclosing(self._events(session)) as events:
+            async with aclosing(events):
                 async for event in events:
                     await response.write(event)  # waits until the client has read most of the earlier ones
         return response
 
+    async def states(self) -> AsyncGenerator[bytes, None]:
+        """Yield events for a browser on a data channel. Raises HttpRefusal if too many watch already."""
+        with self._watching():
+            async with aclosing(self._events(lambda: True)) as events:
+                async for event in events:
+                    yield event
+
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Count a stream until the block is left."""
+        """Count a stream until the block is left; all share one watch. Raises HttpRefusal without room."""
+        if self._source is None or self._closed:
+            raise unavailable("this node is starting or stopping")
+        if self._streams >= MOST_STREAMS:
+            raise unavailable(f"{MOST_STREAMS} windows show this page already: close one")
         self._streams += 1
         self._unwatched.clear()
         self._watched.set()
@@ -325,10 +333,10 @@ class Console:
                 self._watched.clear()
                 self._unwatched.set()
 
-    async def _events(self, session: Session) -> AsyncGenerator[bytes, None]:
+    async def _events(self, may_go_on: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Yield the newest state each time it has changed, and comments in a silence."""
         sent = b""
-        while not self._closed and self._sessions.is_open(session, self._clock()):
+        while not self._closed and may_go_on():
             changed = self._changed
             if self._state and self._state is not sent:
                 sent = self._state

@@ -254,7 +254,10 @@ class ConsoleSource(Protocol):
     """The content and the actions of the page of the mesh; values are ready for JSON."""
 
     def watch(self) -> AsyncIterator[Mapping[str, object]]:
-        """Yield the whole state at once, and again when it has changed, at most twice a second."""
+        """Yield the whole state at once, and again when it has changed, at most twice a second.
+
+        The gateway watches once for all browsers.
+        """
 
     async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
         """Do what the control socket does for the request `name`. Raises MeshdError."""

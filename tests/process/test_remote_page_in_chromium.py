@@ -8,7 +8,7 @@ import contextlib
 import gzip
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,15 +53,9 @@ CUTTER = """
 """
 
 
-class Shown:
-    """Implements ConsoleSource: a node that has nothing to show."""
-
-    async def watch(self) -> AsyncIterator[Mapping[str, object]]:
-        await asyncio.Event().wait()
-        yield {}
-
-    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
-        raise AssertionError(name)
+async def nothing_to_show() -> AsyncGenerator[bytes, None]:
+    await asyncio.Event().wait()
+    yield b""
 
 
 @dataclass
@@ -111,7 +105,7 @@ def look(answer: Answer, see: Callable[[Scene], None], folder: Path, *, direct: 
         async with house() as home, world(answer, seconds=280) as here, contextlib.AsyncExitStack() as held:
             home.start()
             ann = await desk(home, direct=direct)
-            api = BrowserApi(here.gateway, Shown())
+            api = BrowserApi(here.gateway, nothing_to_show)
             serving = home.owner.start(api.serve(), name="browsers")
             ann.browsers.serve_channel = api.serve_browser
             held.callback(serving.cancel)

@@ -4,8 +4,9 @@ import asyncio
 
 from meshd.base.tasks import Owner
 from meshd.daemon.browsers import answer_browsers
+from meshd.gateway.interface import GatewayConfig
 
-from tests.unit.gateway.test_browser_bridge import FakeSource
+from tests.process.gateway_fake import DONE, streams, world
 
 
 class FakeBrowsers:
@@ -14,16 +15,10 @@ class FakeBrowsers:
     serve_channel: object = None
 
 
-class FakeGate:
-    """Implements MemberGate for nobody."""
-
-    key_digests = ()
-
-
 async def test_channels_are_served_until_the_api_ends() -> None:
     browsers = FakeBrowsers()
-    async with Owner() as owner:
-        work = answer_browsers(browsers, FakeGate(), FakeSource())  # type: ignore[arg-type]
+    async with world(streams(DONE), config=GatewayConfig(port=0)) as here, Owner() as owner:
+        work = answer_browsers(browsers, here.gateway)  # type: ignore[arg-type]
         owner.start(work, name="browsers")
         await asyncio.sleep(0)
         assert browsers.serve_channel is not None

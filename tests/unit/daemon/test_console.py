@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -164,48 +164,6 @@ async def test_changes_all_the_time_come_twice_a_second() -> None:
     assert times == pytest.approx([number * LOOK_SECONDS for number in range(5)])
 
 
-async def test_many_who_watch_share_one_look() -> None:
-    scene = Scene()
-    seen: list[list[int]] = []
-
-    async def follow() -> None:
-        mine: list[int] = []
-        seen.append(mine)
-        async with scene.watch() as states:
-            async for state in states:
-                assert isinstance(state["status"], Mapping)
-                mine.append(id(state))
-
-    async with Owner() as owner:
-        for _ in range(20):
-            owner.start(follow(), name="watcher")
-        await asyncio.sleep(20.0)
-        owner.cancel()
-    assert scene.node.looks == pytest.approx(20.0 / LOOK_SECONDS, abs=2)
-    assert len({tuple(mine) for mine in seen}) == 1, "all have got the same states"
-
-
-async def test_one_who_leaves_does_not_keep_the_others() -> None:
-    """Also while it looks for all, or waits to do so."""
-    scene = Scene()
-
-    async def leave(after: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(after), scene.watch() as states:
-                async for _ in states:
-                    pass
-
-    async def stay() -> list[float]:
-        async with scene.watch() as states:
-            return [now() for _ in range(3) if await anext(states)]
-
-    async with Owner() as owner:
-        for after in (0.1, 0.25, 0.6, 1.1, 7.3):
-            owner.start(leave(after), name="watcher")
-        stays = owner.start(stay(), name="watcher")
-    assert stays.result() == pytest.approx([0, AGAIN_SECONDS, 2 * AGAIN_SECONDS], abs=LOOK_SECONDS)
-
-
 async def test_while_nobody_watches_nobody_looks() -> None:
     scene = Scene()
     before = asyncio.all_tasks()
@@ -218,7 +176,7 @@ async def test_while_nobody_watches_nobody_looks() -> None:
     await asyncio.sleep(100.0)
     assert scene.node.looks == looks
     assert asyncio.all_tasks() == before
-    assert scene.console._look is None and scene.console._before is None, "nor is anything kept"
+    assert scene.console._before is None, "nor is anything kept"
 
 
 async def test_folders_are_walked_now_and_then() -> None:
@@ -293,12 +251,10 @@ async def test_nothing_is_made_before_somebody_watches_or_acts() -> None:
     source = ConsoleOnDemand(make)
     watched = source.watch()
     assert made == []
-    states = [source.watch() for _ in range(3)]
-    first = await asyncio.gather(*(anext(state) for state in (watched, *states)), source.act("logs", {}))
-    assert made == [1] and first[-1] == {"logs": []}
-    for state in (watched, *states):
-        await state.aclose()
-    assert scene.console._look is None, "the end of a watch is that of the node's"
+    first = await asyncio.gather(anext(watched), *(source.act("logs", {}) for _ in range(3)))
+    assert made == [1] and first[1:] == [{"logs": []}] * 3
+    await watched.aclose()
+    assert scene.console._before is None, "the end of a watch is that of the node's"
 
 
 def test_a_daemon_imports_no_page() -> None:

@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 import pytest
 from meshd.base.errors import Closed
 from meshd.base.tasks import Owner
-from meshd.gateway.browser_bridge import BrowserApi
+from meshd.gateway.browser_bridge import BrowserApi, States
 from meshd.gateway.browser_frames import Hello, encode, with_length
+from meshd.gateway.failure import unavailable
 from meshd.gateway.interface import ApiKey, GatewayConfig
 
 from tests.process.gateway_fake import DONE, HI, World, chunk, pours, says, streams, world
@@ -57,17 +58,17 @@ def pair(key: bytes = BROWSER) -> tuple[MemoryChannel, MemoryChannel]:
     return ours, theirs
 
 
-class FakeSource:
-    """Implements ConsoleSource: two states, then silence."""
+async def two_states() -> AsyncGenerator[bytes, None]:
+    yield b'event: state\ndata: {"number":1}\n\n'
+    await asyncio.sleep(1.0)
+    yield b'event: state\ndata: {"number":2}\n\n'
+    await asyncio.Event().wait()
 
-    async def watch(self) -> AsyncIterator[Mapping[str, object]]:
-        yield {"status": {}, "number": 1}
-        await asyncio.sleep(1.0)
-        yield {"status": {}, "number": 2}
-        await asyncio.Event().wait()
 
-    async def act(self, name: str, fields: Mapping[str, object]) -> Mapping[str, object]:
-        raise AssertionError(name)
+async def no_room(*, is_full: bool = True) -> AsyncGenerator[bytes, None]:
+    if is_full:
+        raise unavailable("16 windows show this page already: close one")
+    yield b""
 
 
 @dataclass
@@ -177,8 +178,8 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def served(here: World, source: FakeSource | None = None) -> AsyncIterator[tuple[BrowserApi, Owner]]:
-    api = BrowserApi(here.gateway, source)
+async def served(here: World, states: States | None = None) -> AsyncIterator[tuple[BrowserApi, Owner]]:
+    api = BrowserApi(here.gateway, states)
     async with Owner() as owner:
         owner.start(api.serve(), name="browsers")
         await asyncio.sleep(0)
@@ -311,15 +312,23 @@ async def test_health_models_and_props_are_answered() -> None:
 
 
 async def test_the_state_of_the_mesh_comes_as_events() -> None:
-    async with world(streams(DONE), seconds=LONG) as here, served(here, FakeSource()) as (api, owner):
+    async with world(streams(DONE), seconds=LONG) as here, served(here, two_states) as (api, owner):
         page = Page(api, owner)
         page.connect()
         number = page.ask("GET", "/mesh/state")
-        await page.until_got(number, b'event: state\ndata: {"status":{},"number":1}\n\n')
+        await page.until_got(number, b'event: state\ndata: {"number":1}\n\n')
         await page.cut()
         await asyncio.sleep(5.0)
         page.connect()
-        await page.until_got(number, b'event: state\ndata: {"status":{},"number":2}\n\n')
+        await page.until_got(number, b'event: state\ndata: {"number":2}\n\n')
+
+
+async def test_without_room_the_state_of_the_mesh_is_refused() -> None:
+    async with world(streams(DONE), seconds=LONG) as here, served(here, no_room) as (api, owner):
+        page = Page(api, owner)
+        page.connect()
+        answer = await page.answer(page.ask("GET", "/mesh/state"))
+        assert (answer.status, answer.error["code"]) == (503, "busy")
 
 
 async def test_a_second_channel_of_a_page_takes_over() -> None:
