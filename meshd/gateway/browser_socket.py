@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from aiohttp import WSMsgType, web
 
 from meshd.base.errors import Broken, EndOfStream
-from meshd.link.interface import LetIn, WelcomeBrowser
 
 SIGNAL_PATH = "/mesh/signal"
 _MAX_MESSAGE_BYTES = 64 << 10
@@ -18,20 +17,26 @@ _MAX_MESSAGE_BYTES = 64 << 10
 class BrowserSocket:
     """A WebSocket as a pipe of bytes: a message's boundaries mean nothing."""
 
-    def __init__(self, socket: web.WebSocketResponse) -> None:
-        self._socket = socket
+    def __init__(self) -> None:
+        self.response = web.WebSocketResponse(
+            timeout=0.8, max_msg_size=_MAX_MESSAGE_BYTES, compress=False, autoping=True
+        )
+
+    async def open(self, request: web.BaseRequest) -> None:
+        """Accept the WebSocket of a request."""
+        await self.response.prepare(request)
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
         """Send the pieces; waits while much is unsent. Raises Broken."""
         try:
-            await self._socket.send_bytes(b"".join(data))
+            await self.response.send_bytes(b"".join(data))
         except (ConnectionError, RuntimeError) as error:  # the browser has gone; it has said so
             raise Broken("the browser has gone") from error
 
     async def receive(self) -> bytes:
         """Return the next bytes. Raises EndOfStream."""
         while True:
-            message = await self._socket.receive()
+            message = await self.response.receive()
             if message.type is not WSMsgType.BINARY:
                 raise EndOfStream("the browser has gone")
             if message.data:
@@ -39,16 +44,4 @@ class BrowserSocket:
 
     async def aclose(self) -> None:
         """Close it within 1 s. Idempotent."""
-        await self._socket.close()
-
-
-async def welcome_browser(
-    request: web.BaseRequest, welcome: WelcomeBrowser, let_in: LetIn
-) -> web.StreamResponse:
-    """Answer a request for SIGNAL_PATH, until the browser has gone."""
-    socket = web.WebSocketResponse(
-        timeout=0.8, max_msg_size=_MAX_MESSAGE_BYTES, compress=False, autoping=True
-    )
-    await socket.prepare(request)
-    await welcome(BrowserSocket(socket), request.remote or "a member", let_in)
-    return socket
+        await self.response.close()

@@ -32,7 +32,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.socket_owners import ConnectionOwners
 from meshd.base.tasks import Owner, boot_seconds, in_thread
 from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origin
-from meshd.gateway.browser_socket import SIGNAL_PATH, welcome_browser
+from meshd.gateway.browser_socket import SIGNAL_PATH, BrowserSocket
 from meshd.gateway.client_connections import demand_method, member_of
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ConsoleSource
@@ -49,7 +49,7 @@ from meshd.gateway.sessions import (
     is_secret,
     set_cookie,
 )
-from meshd.link.interface import WelcomeBrowser
+from meshd.link.interface import LetIn, WelcomeBrowser
 
 MESH_PATH = "/mesh"
 OPEN_PATH = "/mesh/open"
@@ -124,7 +124,9 @@ class Console:
         self._page = page
         self._clock: Callable[[], float] = boot_seconds  # a link does not outlive a suspend
         self._source = source
+        # browsers on data channels
         self._welcome: WelcomeBrowser | None = None
+        self._visits = Owner()
         # who may use it
         self._sessions = Sessions()
         self._owners = ConnectionOwners()
@@ -176,14 +178,15 @@ class Console:
         return path if path == STATE_PATH else MESH_PATH
 
     async def serve(self) -> None:
-        """Have states made while browsers watch, until cancelled."""
-        while True:
-            await self._watched.wait()
-            async with Owner() as owner:
-                owner.start(self._follow(), name="state of the page")
-                await self._unwatched.wait()
-                owner.cancel()
-            self._state = b""
+        """Have states made while browsers watch, and keep browsers on data channels, until cancelled."""
+        async with self._visits:
+            while True:
+                await self._watched.wait()
+                async with Owner() as owner:
+                    owner.start(self._follow(), name="state of the page")
+                    await self._unwatched.wait()
+                    owner.cancel()
+                self._state = b""
 
     def close(self) -> None:
         """End the streams of states."""
@@ -250,7 +253,12 @@ class Console:
         def let_in(key: bytes) -> None:
             self._entrance.admit(request, hashlib.sha256(key).digest())
 
-        return await welcome_browser(request, self._welcome, let_in)
+        socket, place = BrowserSocket(), request.remote or "a member"
+        await socket.open(request)
+        # the request is cancelled when its browser hangs up, which may go on over WebRTC
+        visit = _visit(self._welcome, socket, place, let_in)
+        await asyncio.wait([self._visits.start_for(place, visit, name="browser")])
+        return socket.response
 
     # --- who asks ---------------------------------------------------------------------------------------
 
@@ -404,6 +412,10 @@ class Console:
         finally:
             self._actions -= 1
         return web.Response(body=_encoded({"result": result}), content_type=JSON_TYPE, headers=extra)
+
+
+async def _visit(welcome: WelcomeBrowser, socket: BrowserSocket, place: str, let_in: LetIn) -> None:
+    await welcome(socket, place, let_in)
 
 
 def _encoded(value: object) -> bytes:
