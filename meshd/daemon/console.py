@@ -32,7 +32,7 @@ _FLOWING = frozenset(
 
 
 class NodeStatus(Protocol):
-    """Whoever knows the status of this node (control.py)."""
+    """Knows the status of this node (control.py)."""
 
     def status_now(self) -> Status:
         """Return the status without storage."""

@@ -53,7 +53,7 @@ SERVING = frozenset({"why"})  # by nodes that serve a model
 
 
 class Control(Protocol):
-    """Whoever answers requests of the control socket."""
+    """Answers requests of the control socket (control.py)."""
 
     async def answer(self, request: Request[R]) -> R: ...
 

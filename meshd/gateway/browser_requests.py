@@ -163,7 +163,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The browser has the whole answer, or wants no more of it: whoever answers stops."""
+    """The browser has the whole answer, or wants no more of it: answering stops."""
 
     number: int
 

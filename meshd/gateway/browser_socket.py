@@ -1,7 +1,7 @@
 """The WebSocket by which a browser in this network comes to the node: bytes, which the browser has sealed.
 
-Any page may open it, one of a saved file as well: what a page elsewhere could do with it, whoever reaches the
-port can do, and without an invite that is nothing. So neither a session nor an origin is asked for.
+Any page may open it, also one from a saved file: it can do no more than anybody who reaches the port, which
+is nothing without an invite. So neither a session nor an origin is asked for.
 """
 
 from collections.abc import Sequence
