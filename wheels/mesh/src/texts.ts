@@ -35,7 +35,7 @@ export const texts = {
 		table: 'The machines, and what is known of each',
 		here: 'this machine',
 		alone: 'No other machine yet: invite one.',
-		inviteHint: 'On this machine, run',
+		inviteHint: (node: string) => `On ${node}, run`,
 		inviteHere: 'or make an invite here',
 		attention: 'Needs attention',
 		events: 'What happened',
