@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshd.admin.api import NO_MEMBER_HAS_IT, PullReply
-from meshd.base.errors import MeshdError, UserError
+from meshd.base.errors import UserError
 from meshd.library.interface import NotHere, ReportProgress
-from meshd.model.gguf_names import GGUF_SUFFIX
-from meshd.model.model_name import MESH, OLLAMA, BareName, parse_model_name
+from meshd.model.model_name import MESH, OLLAMA, check_no_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +86,3 @@ def _folder(cache: Path, held: ExitStack) -> Path:
             f"cannot write below `{cache}`: {(error.strerror or str(error)).lower()}",
             hint="fix the cause, or set MESHD_CACHE to a directory that you can write to",
         ) from None
-
-
-def check_no_file(given: Path | str, error: MeshdError) -> None:
-    """Raise UserError for a name that ends in `.gguf`: it means a file here, most likely mistyped.
-
-    So nobody else is asked, and an invite keeps its place.
-    """
-    if not isinstance(given, str) or not given.lower().endswith(GGUF_SUFFIX):
-        return
-    if isinstance(parse_model_name(given), BareName):
-        mesh_name = f"{MESH}{given[: -len(GGUF_SUFFIX)]}"
-        raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")

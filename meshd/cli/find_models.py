@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshd.admin.planned_file import check_no_file
 from meshd.base.errors import UserError
 from meshd.base.units import in_bytes, in_time
 from meshd.cli.output import Output
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config
 from meshd.identity.folder import MEMBERSHIP
-from meshd.model.model_name import MESH
+from meshd.model.model_name import MESH, check_no_file
 
 if TYPE_CHECKING:
     from meshd.library.interface import TransferProgress

@@ -31,7 +31,6 @@ from meshd.admin.api import (
 from meshd.admin.client import Client, NotRunning
 from meshd.admin.listed_models import ListedModel, add_members, bytes_of, listed_json, models_here, name_of
 from meshd.admin.plan_api import FitsReply, FitsRequest, ShortModelFit
-from meshd.admin.planned_file import check_no_file
 from meshd.admin.request import to_json
 from meshd.admin.status import StoredFile
 from meshd.base.errors import MeshdError, UserError
@@ -42,7 +41,7 @@ from meshd.cli.output import Json, Output
 from meshd.cli.pull_model import begin_pull, pull_from_members
 from meshd.config.tree import Config
 from meshd.model.gguf_names import GGUF_SUFFIX
-from meshd.model.model_name import MESH, is_digits
+from meshd.model.model_name import MESH, check_no_file, is_digits
 
 if TYPE_CHECKING:
     from meshd.library.facts import ModelFacts

@@ -72,9 +72,18 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 def shares_models(folder: Path) -> bool:
     """Return True if it has the llama.cpp and the protocol of mesh-server that this version has."""
-    protocol = (folder / "meshd" / "rpc" / "mesh_protocol.py").read_text()
-    same_pin = read_pin(folder / "meshd" / "native").commit == read_pin().commit
-    return same_pin and re.search(rf"^VERSION = {MESH_VERSION}$", protocol, re.MULTILINE) is not None
+    return (
+        read_pin(folder / "meshd" / "native").commit == read_pin().commit
+        and _protocol(folder) == MESH_VERSION
+    )
+
+
+def _protocol(folder: Path) -> int:
+    """Return the version of mesh-server's protocol that a meshd speaks."""
+    source = (folder / "meshd" / "rpc" / "mesh_protocol.py").read_text()
+    found = re.search(r"^VERSION = (\d+)$", source, re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 def changed_copy(folder: Path, *changes: tuple[str, str, str]) -> Path:
@@ -92,17 +101,32 @@ def changed_copy(folder: Path, *changes: tuple[str, str, str]) -> Path:
 
 def run_by(spec: NodeSpec, folder: Path) -> NodeSpec:
     """Let a node run the meshd in a folder, with the native programs of the tests."""
+    version = _protocol(folder)
     elsewhere = {
         "PYTHONPATH": str(folder),
         "PYTHONSAFEPATH": "1",  # not the checkout in which the tests are started
-        "MESHD_NATIVE_BIN": str(_programs(spec.home.parent / "programs")),
+        "MESHD_NATIVE_BIN": str(_programs(spec.home.parent / f"programs-{version}", version)),
     }
     return replace(spec, environment={**spec.environment, **elsewhere})
 
 
-def _programs(folder: Path) -> Path:
+def _programs(folder: Path, version: int) -> Path:
+    """Return a folder of programs for a meshd that speaks this version of mesh-server's protocol.
+
+    Where it is not that of the tests, their mesh-server claims to speak it: the node starts, and no model is
+    shared with it.
+    """
     if not folder.is_dir():
         folder.mkdir(parents=True)
         for name, program in native().binaries.items():
             (folder / name).symlink_to(program)
+        server = folder / "mesh-server"
+        if version != MESH_VERSION:
+            real = server.readlink()
+            server.unlink()
+            claim = f's/"protocol": {MESH_VERSION},/"protocol": {version},/'
+            server.write_text(
+                f'#!/bin/sh\n[ "$1" = --describe ] || exec {real} "$@"\n{real} "$@" | sed \'{claim}\'\n'
+            )
+            server.chmod(0o755)
     return folder

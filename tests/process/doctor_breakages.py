@@ -4,6 +4,7 @@ Each is done for real: files, modes, mounts, limits, ports, interfaces, programs
 the kind of finding; those of GPUs are in doctor_gpus.py.
 """
 
+import gzip
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import meshd.gateway
 from meshd import __version__
 from meshd.build import cache as builds
 from meshd.build.native import OUR_PROGRAMS, UPSTREAM_PROGRAMS
@@ -111,6 +113,15 @@ def _library_of_another_version(machine: Machine) -> None:
 def _wheel_of_other_sources(machine: Machine) -> None:
     install_wheel(machine.folder / "site", sources="f" * 64)
     machine.packages.insert(0, str(machine.folder / "site"))
+
+
+@breaks(Kind.CHAT_PAGE_OTHER)
+def _page_of_another_release(machine: Machine) -> None:
+    gateway = Path(meshd.gateway.__file__).parent
+    copy = machine.folder / "gateway"  # the checkout may have no page
+    shutil.copytree(gateway, copy, ignore=shutil.ignore_patterns("chat", "mesh", "__pycache__"))
+    machine.file("gateway/chat/build.json.gz", gzip.compress(b'{"version": "b1"}'))
+    machine.bind(copy, shlex.quote(str(gateway)))
 
 
 @breaks(Kind.TEMPORARY_UNWRITABLE)

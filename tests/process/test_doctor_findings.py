@@ -23,6 +23,7 @@ ALL = BREAKAGES | OF_GPUS
 ELSEWHERE: dict[Kinds, str] = {
     **dict.fromkeys((kind for kind in ServiceKind if kind.value.state != "ok"), "tests/boot/test_doctor.py"),
     Kind.SANDBOX_UNTRIED: "macOS only: tests/unit/cli/test_doctor.py",
+    Kind.CHAT_PAGE_SMALL: "no problem, a remark: tests/unit/build/test_page.py",
     Kind.CHECK_FAILED: "takes a fault in meshd: tests/unit/doctor/test_examine.py",
 }
 
