@@ -42,7 +42,8 @@ def local_or_header(
     try:
         return Resolver(Stores.here(cache), report).local(given).paths[0]
     except NotHere as error:
-        check_no_file(given, error)
+        if isinstance(given, str):
+            check_no_file(given, error)
         if text.startswith(OLLAMA):
             raise  # its registry is Ollama's to ask
         missing = error

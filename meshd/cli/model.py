@@ -311,7 +311,7 @@ def _pull(
         model = resolver.local(given)
         there = model.complete
     except UserError as error:
-        if isinstance(error, NotHere):
+        if isinstance(error, NotHere) and isinstance(given, str):
             check_no_file(given, error)
         there = False
     pulled = None

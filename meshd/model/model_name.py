@@ -9,7 +9,6 @@ only be a path is one. Anything else is a bare name, which every store is asked 
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from meshd.base.errors import MeshdError, UserError
 from meshd.model.gguf_names import GGUF_SUFFIX
@@ -225,13 +224,11 @@ DEMO_STEM = "SmolLM2-135M-Instruct.Q4_1"
 DEMO_FINGERPRINT = "570760e3492da2f0e896dcdde144711f48d754472738e2c21394a4e685763c29"
 
 
-def check_no_file(given: Path | str, error: MeshdError) -> None:
+def check_no_file(given: str, error: MeshdError) -> None:
     """Raise UserError for a name that ends in `.gguf`: it means a file here, most likely mistyped.
 
     So nobody else is asked, and an invite keeps its place.
     """
-    if not isinstance(given, str) or not given.lower().endswith(GGUF_SUFFIX):
-        return
-    if isinstance(parse_model_name(given), BareName):
+    if given.lower().endswith(GGUF_SUFFIX) and isinstance(parse_model_name(given), BareName):
         mesh_name = f"{MESH}{given[: -len(GGUF_SUFFIX)]}"
         raise UserError(error.what, hint=f"check the path; for a model of members use `{mesh_name}`")
