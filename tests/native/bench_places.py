@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -58,8 +59,10 @@ def here(devices: Sequence[str]) -> Iterator[Place]:
 
 
 @contextmanager
-def stock_workers(programs: Programs, devices: Sequence[str], log: IO[bytes] | int) -> Iterator[Place]:
-    """An unmodified ggml-rpc-server for each device, reached through loopback."""
+def stock_workers(
+    programs: Programs, devices: Sequence[str], log: IO[bytes] | int, rtt_ms: float = 0.0
+) -> Iterator[Place]:
+    """An unmodified ggml-rpc-server for each device, reached through loopback, so many milliseconds away."""
     with ExitStack() as stack:
         endpoints = []
         for device in devices:
@@ -69,6 +72,8 @@ def stock_workers(programs: Programs, devices: Sequence[str], log: IO[bytes] | i
             argv = [str(programs.stock / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-d", name]
             stack.enter_context(_running(argv, env, (), log))
             _wait_for_port(port)
+            if rtt_ms:
+                port = stack.enter_context(_further(port, rtt_ms, log))
             endpoints.append(f"127.0.0.1:{port}")
         names = [f"RPC{number}" for number in range(len(devices))]
         yield Place(names, ("--rpc", ",".join(endpoints)))
@@ -160,6 +165,17 @@ def _running(
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
         process.wait(START_SECONDS)
+
+
+@contextmanager
+def _further(port: int, rtt_ms: float, log: IO[bytes] | int) -> Iterator[int]:
+    """Put a distance before a port; another one to reach it by."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = int(listener.getsockname()[1])
+    argv = [sys.executable, "-m", "meshd.bench.latency_proxy", str(near), str(port), f"{rtt_ms:g}"]
+    with _running(argv, {}, (), log):
+        _wait_for_port(near)
+        yield near
 
 
 def _wait_for_port(port: int) -> None:

@@ -10,9 +10,13 @@ that none has a machine of its own:
 - `mesh`: a head that computes nothing and a worker for each device: as it comes, with one slot, and with a
   slot for each of the many requests.
 
+`--ubatch` names micro batches; what has another than 512 has ` u256` behind its name. `--rtt` puts a distance
+between the nodes of `mesh` and `rpc`, with ` 20 ms` behind their names; the box is as near as ever.
+
 Rates are tokens a second: of a prompt and of one request by llama-server's own clock; of many requests by how
 much longer all of them take if each has more tokens. JSON is written after every value, and the table (median
-and range, ratio, goal) at the end; exit code 1 where a set-up failed, 3 where a goal is missed.
+and range, ratio, goal) at the end; exit code 1 where a set-up failed, 3 where a goal is missed. `--minutes`
+begins no further try after so long.
 """
 
 import argparse
@@ -28,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from itertools import product
 from pathlib import Path
 
 from meshd.base import log
@@ -42,7 +47,6 @@ from meshd.fleet.proxy import run_loop
 from tests.native.bench_daemons import numbers, stock_server
 from tests.native.bench_places import Place, Programs, here, stock_workers
 
-MANY = "many requests"
 ONE = "one request"
 MISSED = 3
 _REUSE_OFF = {"LLAMA_GRAPH_REUSE_DISABLE": "1"}  # src/llama-context.cpp
@@ -50,22 +54,36 @@ _ONE_SLOT = ("-np", "1", "--cache-ram", "0")
 _SECONDS = 300.0
 _PROMPT = 128  # tokens, of a request that is timed by its answer
 _SHORT = 32  # tokens of an answer that is taken off a longer one
-# what the issue of speed asks of meshd, relative to the fastest plain llama.cpp with the same devices
-GOALS: Mapping[str, float] = {"prompt 512": 0.85, "prompt 2048": 0.92, ONE: 0.92, MANY: 0.9}
+_USUAL_UBATCH = 512  # of llama.cpp
+# what is asked of meshd without a distance, relative to the fastest plain llama.cpp with the same devices
+GOALS: Mapping[str, float] = {
+    "prompt 512": 0.85,
+    "prompt 2048": 0.92,
+    "prompt 8190": 0.8,
+    ONE: 0.92,
+    "8 requests": 0.9,
+    "32 requests": 0.9,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Measure `tries` times; contexts of `context` tokens, in all for `many` slots too."""
+    """Measure `tries` times; contexts of `context` tokens, in all for many slots too.
+
+    `many`: numbers of requests at once. `rtt`: milliseconds. `until`: of time.monotonic.
+    """
 
     stock: Path
     model: Path
     devices: Sequence[str]
     prompts: Sequence[int]
-    many: int
+    many: Sequence[int]
+    ubatches: Sequence[int]
+    rtt: Sequence[int]
     generate: int
     tries: int
     output: Path
+    until: float
 
     @property
     def context(self) -> int:
@@ -77,17 +95,25 @@ class Plan:
         return _PROMPT + _SHORT + self.generate + 96
 
     @property
+    def slots(self) -> int:
+        return max(self.many)
+
+    @property
     def many_slots(self) -> tuple[str, ...]:
-        return ("-np", str(self.many), "-c", str(self.many * self.each), "--cache-ram", "0")
+        return ("-np", str(self.slots), "-c", str(self.slots * self.each), "--cache-ram", "0")
 
 
 @dataclass(slots=True)
 class SetUp:
-    """A server that answers on `port`. Each prompt is another one. `does_many`: what it is asked."""
+    """A server that answers on `port`. Each prompt is another one. `does_many`: what it is asked.
+
+    `far`: it generates a quarter, as each token has its way to go.
+    """
 
     name: str
     port: int
     does_many: bool
+    far: bool = False
     asked: int = 0
 
     def ask(self, tokens: int, generate: int) -> ChatAnswer:
@@ -106,14 +132,16 @@ class SetUp:
 
     def rates(self, plan: Plan) -> Iterator[tuple[str, float]]:
         """Measure each row once. Raises MeshdError."""
+        generate = plan.generate // 4 if self.far else plan.generate
         if self.does_many:
-            short = self.together(plan.many, _SHORT)
-            long = self.together(plan.many, _SHORT + plan.generate)
-            yield MANY, plan.many * plan.generate / (long - short) if long > short else 0.0
+            for count in plan.many:
+                short = self.together(count, _SHORT)
+                long = self.together(count, _SHORT + generate)
+                yield f"{count} requests", count * generate / (long - short) if long > short else 0.0
             return
         for tokens in plan.prompts:
             yield f"prompt {tokens}", self.ask(tokens, 1).prompt
-        yield ONE, self.ask(_PROMPT, 2 * plan.generate).generate
+        yield ONE, self.ask(_PROMPT, 2 * generate).generate
 
 
 @dataclass(slots=True)
@@ -147,7 +175,7 @@ def table(rates: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[list[str]
         for name, rate in middle.items():
             tries = rates[name][row]
             ratio = rate / box if box else 0.0
-            goal = GOALS.get(row) if name.startswith("mesh") else None
+            goal = GOALS.get(row) if name.startswith("mesh") and not name.endswith(" ms") else None
             verdict = "" if goal is None else f" goal {goal:g} {'met' if ratio >= goal else 'missed'}"
             met = met and (goal is None or ratio >= goal)
             lines.append(
@@ -159,44 +187,82 @@ def table(rates: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[list[str]
 # --- set-ups
 
 
-@contextmanager
-def _plain(plan: Plan, name: str, place: Place, options: Sequence[str]) -> Iterator[SetUp]:
-    many = name.endswith("many")
-    context = () if many else ("-c", str(plan.context))
-    with stock_server(plan.stock, plan.model, place, (*options, *context), subprocess.DEVNULL) as port:
-        yield SetUp(name, port, many)
+def _suffix(ubatch: int, rtt: int = 0) -> str:
+    return (f" u{ubatch}" if ubatch != _USUAL_UBATCH else "") + (f" {rtt} ms" if rtt else "")
 
 
-def _plain_set_ups(stack: ExitStack, plan: Plan, ways: Sequence[str]) -> Iterator[SetUp]:
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """One llama-server that is to be started."""
+
+    name: str
+    place: Place
+    options: Sequence[str]
+
+    @contextmanager
+    def run(self, plan: Plan) -> Iterator[SetUp]:
+        """Raises MeshdError if it does not come up."""
+        many = "many" in self.name
+        context = () if many else ("-c", str(plan.context))
+        options = (*self.options, *context)
+        with stock_server(plan.stock, plan.model, self.place, options, subprocess.DEVNULL) as port:
+            yield SetUp(self.name, port, many, far=self.name.endswith(" ms"))
+
+
+def _plain(stack: ExitStack, plan: Plan, ways: Sequence[str]) -> Iterator[_Plain]:
     programs = Programs(mesh=plan.stock, stock=plan.stock)
 
     def on(devices: Sequence[str], env: Mapping[str, str] | None = None) -> Place:
         place = stack.enter_context(here(devices))
         return Place(place.devices, place.options, {**place.env, **(env or {})})
 
-    for way in ways:
-        if way == "box":
+    for ubatch in plan.ubatches:
+        small, end = ("-ub", str(ubatch)), _suffix(ubatch)
+        one, many = (*_ONE_SLOT, *small), (*plan.many_slots, *small)
+        if "box" in ways:
             every = plan.devices
-            yield stack.enter_context(_plain(plan, "box", on(every), _ONE_SLOT))
-            yield stack.enter_context(_plain(plan, "box, no reuse", on(every, _REUSE_OFF), _ONE_SLOT))
-            yield stack.enter_context(_plain(plan, "box, many", on(every), plan.many_slots))
-            shared = (*plan.many_slots, "-kvu")
-            yield stack.enter_context(_plain(plan, "box, shared, many", on(every), shared))
-        elif way == "alone":
-            yield stack.enter_context(_plain(plan, "alone", on(plan.devices[:1]), _ONE_SLOT))
-        elif way == "rpc":
-            place = stack.enter_context(stock_workers(programs, plan.devices, subprocess.DEVNULL))
-            yield stack.enter_context(_plain(plan, "rpc", place, _ONE_SLOT))
+            yield _Plain(f"box{end}", on(every), one)
+            yield _Plain(f"box, no reuse{end}", on(every, _REUSE_OFF), one)
+            yield _Plain(f"box, many{end}", on(every), many)
+            yield _Plain(f"box, shared, many{end}", on(every), (*many, "-kvu"))
+        if "alone" in ways:
+            yield _Plain(f"alone{end}", on(plan.devices[:1]), one)
+        for rtt in plan.rtt if "rpc" in ways else ():
+            place = stack.enter_context(stock_workers(programs, plan.devices, subprocess.DEVNULL, rtt))
+            yield _Plain(f"rpc{_suffix(ubatch, rtt)}", place, one)
 
 
-async def _mesh(owner: Owner, plan: Plan, folder: Path, name: str, options: Sequence[str]) -> SetUp:
+def _plain_set_ups(stack: ExitStack, plan: Plan, ways: Sequence[str], found: Found) -> list[SetUp]:
+    """Start all side by side: most of a start is one thread's work."""
+    wanted = list(_plain(stack, plan, ways))
+    set_ups = []
+    with ThreadPoolExecutor(len(wanted) or 1) as pool:
+        started = [(one, pool.submit(_entered, one, plan)) for one in wanted]
+    for one, start in started:
+        try:
+            closing, set_up = start.result()
+        except (OSError, MeshdError) as error:
+            found.fail(one.name, error)
+            continue
+        stack.push(closing)
+        set_ups.append(set_up)
+    return set_ups
+
+
+def _entered(one: _Plain, plan: Plan) -> tuple[ExitStack, SetUp]:
+    with ExitStack() as stack:
+        set_up = stack.enter_context(one.run(plan))
+        return stack.pop_all(), set_up
+
+
+async def _mesh(owner: Owner, plan: Plan, folder: Path, name: str, rtt: int, options: Sequence[str]) -> SetUp:
     fleet = Fleet(
         FleetSpec(
             folder=folder,
             cache=load().config.paths.cache,
             model=plan.model,
             worker_model=plan.model,
-            round_trips=[0.0] * len(plan.devices),
+            round_trips=[rtt / 1000] * len(plan.devices),
             head_options=("--device", "none", "--split", "always", *options),
             worker_options=[("--device", device) for device in plan.devices],
         )
@@ -207,7 +273,8 @@ async def _mesh(owner: Owner, plan: Plan, folder: Path, name: str, options: Sequ
     status = await head.until(model_ready)
     for part in status.model.split if status.model is not None else ():
         sys.stdout.write(f"{name}: {part.node} {part.device}: {part.layers} layers, push {part.push}\n")
-    return SetUp(name, int(fleet.api_url(status).rpartition(":")[2]), name.endswith("many"))
+    port = int(fleet.api_url(status).rpartition(":")[2])
+    return SetUp(name, port, "many" in name, far=rtt > 0)
 
 
 async def _mesh_set_ups(owner: Owner, plan: Plan, folder: str, found: Found) -> list[SetUp]:
@@ -215,13 +282,15 @@ async def _mesh_set_ups(owner: Owner, plan: Plan, folder: str, found: Found) -> 
     ways = {
         "mesh": context,
         "mesh, one slot": (*context, "--slots", "1"),
-        "mesh, many": (*each, "--slots", str(plan.many)),
+        "mesh, many": (*each, "--slots", str(plan.slots)),
     }
     set_ups = []
-    for name, options in ways.items():
+    for rtt, ubatch, (way, options) in product(plan.rtt, plan.ubatches, ways.items()):
         place = Path(tempfile.mkdtemp(dir=folder))
+        name = way + _suffix(ubatch, rtt)
+        small = ("--", "-ub", str(ubatch)) if ubatch != _USUAL_UBATCH else ()
         try:
-            set_ups.append(await _mesh(owner, plan, place, name, options))
+            set_ups.append(await _mesh(owner, plan, place, name, rtt, (*options, *small)))
         except MeshdError as error:
             found.fail(name, error)
     return set_ups
@@ -230,12 +299,17 @@ async def _mesh_set_ups(owner: Owner, plan: Plan, folder: str, found: Found) -> 
 async def _measure(plan: Plan, ways: Sequence[str], found: Found) -> None:
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder, ExitStack() as stack:
         async with Owner() as owner:
-            set_ups = await asyncio.to_thread(lambda: list(_plain_set_ups(stack, plan, ways)))
+            began = time.monotonic()
+            set_ups = await asyncio.to_thread(_plain_set_ups, stack, plan, ways, found)
             if "mesh" in ways:
                 set_ups += await _mesh_set_ups(owner, plan, folder, found)
+            sys.stdout.write(f"{len(set_ups)} set-ups started in {time.monotonic() - began:.0f} s\n")
+            # The near ones first: a call that ends early has their figures.
+            set_ups.sort(key=lambda one: one.far)
             for number in range(plan.tries + 1):
                 for set_up in set_ups:
-                    await asyncio.to_thread(_try, set_up, plan, found, counts=number > 0)
+                    if time.monotonic() < plan.until:
+                        await asyncio.to_thread(_try, set_up, plan, found, counts=number > 0)
             owner.cancel()
 
 
@@ -257,9 +331,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--devices", default="CUDA0,CUDA1")
     parser.add_argument("--ways", default="box,alone,rpc,mesh")
     parser.add_argument("--prompts", type=numbers, default=[512, 2048, 8190])
-    parser.add_argument("--many", type=int, default=32)
+    parser.add_argument("--many", type=numbers, default=[32], help="requests at once")
+    parser.add_argument("--ubatch", type=numbers, default=[_USUAL_UBATCH])
+    parser.add_argument("--rtt", type=numbers, default=[0], help="milliseconds, between nodes")
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args(argv)
     log.set_up(level="error")
@@ -269,9 +346,12 @@ def main(argv: Sequence[str]) -> int:
         devices=args.devices.split(","),
         prompts=args.prompts,
         many=args.many,
+        ubatches=args.ubatch,
+        rtt=args.rtt,
         generate=args.generate,
         tries=args.tries,
         output=args.json,
+        until=time.monotonic() + 60 * args.minutes,
     )
     found = Found(plan.output)
     try:
