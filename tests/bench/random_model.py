@@ -62,6 +62,7 @@ SHAPES = {
     "moe": Shape(  # 330 MB, of which a token passes 110
         layers=16, width=1024, inner=1024, heads=8, kv_heads=4, experts=10, experts_used=2
     ),
+    "1b": Shape(layers=16, width=2048, inner=8192, heads=16, kv_heads=4),  # 620 MB
     "8b": Shape(layers=32, width=4096, inner=14_336, heads=32, kv_heads=8),  # 4.1 GB
     "70b": Shape(layers=80, width=8192, inner=28_672, heads=64, kv_heads=8),  # 39 GB
 }

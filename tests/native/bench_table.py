@@ -14,9 +14,9 @@ that none has a machine of its own:
 between the nodes of `mesh` and `rpc`, with ` 20 ms` behind their names; the box is as near as ever.
 
 Rates are tokens a second: of a prompt and of one request by llama-server's own clock; of many requests by how
-much longer all of them take if each has more tokens. JSON is written after every value, and the table (median
-and range, ratio, goal) at the end; exit code 1 where a set-up failed, 3 where a goal is missed. `--minutes`
-begins no further try after so long.
+much longer all of them take if each has more tokens. JSON and, beside it, the table (median and range, ratio,
+goal) are written after every value; exit code 1 where a set-up failed or nothing was measured, 3 where a goal
+is missed. `--minutes` begins no further try after so long.
 """
 
 import argparse
@@ -163,6 +163,8 @@ class Found:
 
     def _write(self) -> None:
         self.output.write_text(json.dumps({"rates": self.rates, "faults": self.faults}, indent=1) + "\n")
+        lines = [*table(self.rates)[0], *self.faults]
+        self.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
 
 
 def table(rates: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[list[str], bool]:
@@ -360,7 +362,9 @@ def main(argv: Sequence[str]) -> int:
         raise first_error(group) from group
     lines, met = table(found.rates)
     sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if found.faults else 0 if met else MISSED
+    if found.faults or not found.rates:
+        return 1
+    return 0 if met else MISSED
 
 
 if __name__ == "__main__":
