@@ -229,6 +229,7 @@ def lost() -> State:
         peer("garage", None, number=2),
         state="lost",
         last_error="no answer for 30 s",
+        state_s=30.0,
         native_protocol="mesh 4",
     )
     degraded = model(ModelState.DEGRADED, "worker `garage` is gone: the model is loaded anew without it")

@@ -16,6 +16,8 @@ from meshd.admin.api import (
     BanList,
     BanView,
     Done,
+    ExposedList,
+    ExposedView,
     ForgetReply,
     HolderView,
     InviteList,
@@ -30,6 +32,7 @@ from meshd.admin.api import (
     ProblemView,
     PullReply,
     RevokeReply,
+    TunnelList,
 )
 from meshd.admin.plan_api import (
     AdviceView,
@@ -43,7 +46,7 @@ from meshd.admin.plan_api import (
     WhyReply,
 )
 from meshd.admin.request import Json, to_fields
-from meshd.admin.status import LeftOutView, LinkView, MeshView, NodeView, PeerView, Status
+from meshd.admin.status import LeftOutView, LinkView, MeshView, NodeView, PeerView, Status, TunnelView
 from meshd.gateway.interface import GatewayStatus
 from meshd.gateway.pages import Page
 from meshd.link.transport import LinkKind
@@ -92,6 +95,18 @@ def link(path: str = "lan") -> LinkView:
         sent_bytes=12_000,
         received_bytes=34_000,
     )
+
+
+TUNNEL = TunnelView(
+    peer=GARAGE,
+    service="ssh",
+    listen="127.0.0.1:2222",
+    streams=1,
+    sent_bytes=4_000,
+    received_bytes=9_000,
+    user=True,
+    peer_name="garage",
+)
 
 
 def peers(name: str = "garage") -> tuple[PeerView, ...]:
@@ -153,6 +168,7 @@ def status(
     return Status(
         node=own_node(paused=paused),
         mesh=MeshView(id="m" * 52, members=1 + len(members), roles=("use", "work", "invite")),
+        tunnels=(TUNNEL,) if members else (),
         peers=members,
         model=served[0] if served else None,
         models=served if len(served) > 1 else (),
@@ -163,6 +179,7 @@ def status(
 
 
 CAN = (
+    *("tunnel_open", "tunnel_close", "expose_list"),
     *("accept", "ban_list", "capacity", "drain", "fits", "forget", "invite", "invite_list", "invite_revoke"),
     *("load", "logs", "member_models", "model_remove", "models", "netcheck", "pause", "ping", "plan", "pull"),
     *("pull_progress", "pull_stop", "resume", "revoke", "unban", "unload", "why"),
@@ -233,7 +250,7 @@ def _plan(split: tuple[tuple[str, str, int], ...], rate: float, *, why: str) -> 
 
 
 _NAT = NatView(kind="symmetric, random", mapping="symmetric", filtering="unknown", ports="random", step=0)
-_PULL = PullReply(
+PULL = PullReply(
     id=5,
     step="fetching",
     name="GLM-4.7-Flash-Q4_K_M",
@@ -273,6 +290,19 @@ def _of_members() -> dict[str, object]:
             bans=(BanView(id="e" * 52, kind="node", banned_at=round(NOW - 7000), by="d" * 52, name="shed"),)
         ),
         "drain": Done(),
+        "expose_list": ExposedList(
+            exposed=(
+                ExposedView(
+                    name="ssh",
+                    target="desk:22",
+                    to=(GARAGE,),
+                    to_names=("garage",),
+                    streams=0,
+                    sent_bytes=0,
+                    received_bytes=0,
+                ),
+            )
+        ),
         "forget": ForgetReply(id=ATTIC, name="attic"),
         "invite": InviteReply(
             token=TOKEN, id="d7300f57d2c2ba28", expires_at=round(time.time()) + 3600, uses=2
@@ -295,6 +325,8 @@ def _of_members() -> dict[str, object]:
         "pause": Done(),
         "resume": Done(),
         "revoke": RevokeReply(id=GARAGE, name="garage"),
+        "tunnel_close": TunnelList(tunnels=(TUNNEL,)),
+        "tunnel_open": TUNNEL,
         "unban": RevokeReply(id="e" * 52, name="shed"),
     }
 
@@ -323,9 +355,9 @@ def _of_models() -> dict[str, object]:
                 _listed("half", "meshd", "the download or copy is not complete"),
             ]
         },
-        "pull": _PULL,
-        "pull_progress": _PULL,
-        "pull_stop": {**to_fields(_PULL), **pulled, "error": "the copy was stopped"},
+        "pull": PULL,
+        "pull_progress": PULL,
+        "pull_stop": {**to_fields(PULL), **pulled, "error": "the copy was stopped"},
         "unload": Done(),
     }
 

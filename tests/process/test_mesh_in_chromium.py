@@ -1,5 +1,6 @@
 """The page of the mesh in a real Chromium: what it shows of a mesh, and that everybody can use it."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from meshd.admin.request import Json, to_fields
+from meshd.admin.status import ChildView, StorageView
 from meshd.gateway.pages import INDEX_NAME
 from meshd.model.status import ModelState, SplitPart
 from wheels.mesh_page import MESH_FOLDER, MODULES_BUILT
@@ -147,6 +149,7 @@ def test_the_split_says_layers_bytes_and_memory_and_asks_for_that_of_others() ->
             attic = table.get_by_role("row", name="attic CUDA0")
             assert "14" in attic.inner_text() and "2.8 GB" in attic.inner_text()
             assert "3.0 GiB of 8.0 GiB free" in table.get_by_role("row", name="desk").inner_text()
+            assert opened.page.get_by_text("meshd capacity", exact=True).is_visible()
             opened.page.get_by_role("button", name="Ask all machines for their memory").click()
             attic.get_by_text("2.0 GiB of 8.0 GiB free").wait_for()
             assert opened.page.get_by_text("garage: it has a model loaded").is_visible()
@@ -276,6 +279,82 @@ def test_a_lost_node_is_said_and_found_again() -> None:
             assert not opened.page.get_by_text("The node has not answered for").is_visible()
 
     look(node, see)
+
+
+def test_a_worker_dies_and_comes_back_while_somebody_looks() -> None:
+    node = FakeNode([states.split()], ends=True)
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            page = opened.page
+            machines = page.get_by_role("table", name="The machines, and what is known of each")
+            garage = machines.get_by_role("row", name=re.compile("^garage"))
+            picture = page.get_by_role("group").get_by_role("button", name="garage")
+            assert "connected" in garage.inner_text() and "8 layers" in garage.inner_text()
+            opened.keep("worker-1-there")
+            # It dies: where it was, why, and what the model does.
+            node.states = [states.lost()]
+            garage.get_by_text("lost").wait_for()
+            assert "no answer for 30 s" in garage.inner_text() and "8 layers" not in garage.inner_text()
+            assert "lost" in picture.inner_text() and "punched" not in picture.inner_text()
+            assert page.get_by_role("heading", name="qwen3-14b-q4").inner_text().endswith("degraded")
+            page.get_by_text("the model is loaded anew without it").first.wait_for()
+            assert page.get_by_role("heading", name="Needs attention").is_visible()
+            opened.keep("worker-2-lost")
+            # It comes back, and loads.
+            node.states = [states.loading()]
+            garage.get_by_text("loading 44%").wait_for()
+            opened.keep("worker-3-loading")
+            node.states = [states.split()]
+            garage.get_by_text("8 layers").wait_for()
+            assert "punched" in picture.inner_text()
+            assert page.get_by_role("heading", name="Needs attention").count() == 0
+            opened.keep("worker-4-back")
+
+    look(node, see)
+
+
+def test_this_machine_tells_what_status_tells_of_it() -> None:
+    told = replace(
+        states.status(),
+        storage=StorageView(
+            path="/c", free_bytes=8 * 10**9, cache_room_bytes=10**9, models=3, models_bytes=9 * 10**9
+        ),
+        children=(ChildView(name="llama-server", pid=7, state="running", restarts=0),),
+    )
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            opened.page.get_by_role("button", name="desk").click()
+            for text in (
+                "8.0 GB free; room for 1.0 GB of weights; 3 models, 9.0 GB",
+                "llama-server: running",
+                "10 min, 55 MiB",
+                "192.168.1.4:17430",
+                "5vesrrri2h, 1 member; this node may: use",
+            ):
+                assert opened.page.get_by_text(text, exact=True).is_visible(), text
+
+    look(FakeNode([states.shown(told)]), see)
+
+
+@pytest.mark.parametrize(
+    ("served", "word"),
+    [
+        (("unloaded", "failed", "ready"), "ready"),
+        (("unloaded", "failed", "loading"), "loading"),
+        (("unloaded", "failed"), "failed"),
+        (("unloaded",), "ready"),  # it is loaded when somebody asks
+    ],
+)
+def test_of_several_models_the_state_of_one_is_that_of_the_node(served: tuple[str, ...], word: str) -> None:
+    models = tuple(replace(states.model(ModelState(state)), name=state) for state in served)
+
+    def see(node: FakeNode) -> None:
+        with chromium() as browser, showing(browser, node) as opened:
+            assert opened.page.locator("header .state").inner_text().strip() == word
+
+    look(FakeNode([states.shown(replace(states.status(), model=models[0], models=models))]), see)
 
 
 def test_nothing_that_a_member_says_runs_or_turns_its_neighbours_around() -> None:

@@ -1,4 +1,5 @@
 // What `meshd netcheck` found, in the words of the command line (meshd/cli/doctor.py).
+import { inTime } from './amounts.ts';
 import type { NatView, NetcheckReply, PortMappingView } from './status.ts';
 import { viewTexts } from './view_texts.ts';
 
@@ -6,18 +7,20 @@ const t = viewTexts.network;
 
 /** Names and words of the lines, in the order of the command line. */
 export function netcheckLines(reply: NetcheckReply): [name: string, words: string][] {
-	return [
+	const lines: [string, string][] = [
 		[t.udp, reply.udp],
 		[t.tcp, reply.tcp.replace('only_443', t.only443)],
 		[t.nat, reply.nat.kind + ports(reply.nat)],
 		[t.tcpNat, reply.tcp_nat.kind + ports(reply.tcp_nat)],
 		[t.v4, reply.public_v4 ?? t.unknown],
-		[t.ipv6, reply.ipv6 === 'yes' ? `yes, ${reply.public_v6}` : reply.ipv6],
+		[t.ipv6, reply.ipv6 === 'yes' ? t.yes(reply.public_v6) : reply.ipv6],
 		[t.mapping, mapping(reply.port_mapping)],
 		[t.hairpin, reply.hairpin],
 		[t.direct, reply.direct],
 		[t.asked, reply.servers.join(', ') || t.nobody]
 	];
+	if (reply.daemon && reply.age_s >= 60) lines.push([t.checked, viewTexts.ago(inTime(reply.age_s))]);
+	return lines;
 }
 
 function ports(nat: NatView): string {

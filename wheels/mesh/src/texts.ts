@@ -57,6 +57,8 @@ export const texts = {
 		suspended: 'interrupted',
 		lost: 'lost',
 		known: 'not connected',
+		away: 'away',
+		notMet: 'not connected since this node started',
 		present: 'running, not connected',
 		stopped: 'stopped',
 		paused: 'paused',
@@ -116,7 +118,22 @@ export const texts = {
 			standby: 'Paths in reserve',
 			resumes: 'Times it went on over a new path',
 			faults: 'Faults in the last hour',
-			error: 'Last error'
+			error: 'Last error',
+			// of this node alone
+			up: 'Running for, memory',
+			listens: 'Listens on',
+			home: 'State directory',
+			mesh: 'Mesh',
+			ofMesh: (id: string, members: string, roles: string) => `${id}, ${members}${roles ? `; this node may: ${roles}` : ''}`,
+			noMesh: 'none',
+			mdns: 'mDNS',
+			silent: (why: string) => `silent: ${why}`,
+			disk: 'Disk',
+			free: (bytes: string) => `${bytes} free`,
+			room: (bytes: string) => `room for ${bytes} of weights`,
+			store: 'Downloaded weights',
+			kept: (bytes: string, limit: string) => `${bytes} of ${limit}`,
+			children: 'Its programs'
 		}
 	},
 	model: {

@@ -1,12 +1,10 @@
 // The machines of the mesh as this node sees them, ready to be shown.
 import { inMilliseconds } from '../amounts.ts';
 import type { LinkView, ModelStatus, PeerView, Status } from '../status.ts';
+import { peerState, whyAway, type Sign } from '../peer_states.ts';
 import { texts } from '../texts.ts';
 
 const t = texts.machines;
-
-/** What the icon beside a state shows. */
-export type Sign = 'good' | 'busy' | 'paused' | 'off' | 'bad' | 'warn' | 'info';
 
 /** How a line is drawn. */
 export type LineKind = 'direct' | 'punched' | 'relayed' | 'none';
@@ -98,13 +96,20 @@ function here(status: Status, names: Map<string, string>, models: ModelStatus[])
 
 /** Return the state of this node: an icon, words, and the reason. */
 export function nodeState(status: Status): [Sign, string, string] {
-	const { node, model, fetching, lent, api } = status;
+	const { node, fetching, lent, api } = status;
+	const model = status.models.length ? foremost(status.models) : status.model;
 	if (node.paused) return ['paused', t.paused, t.pausedHere];
 	if (fetching) return ['busy', t.fetching, ''];
 	if (model) return [MODEL_SIGNS[model.state], t.modelStates[model.state], model.reason];
 	if (lent.length) return ['good', t.lends, ''];
 	if (api) return [api.ready ? 'good' : 'busy', api.ready ? t.ready : t.notReady, api.reason];
 	return ['good', t.running, ''];
+}
+
+/** Of several models, the one whose state says most of the node; null if none is loaded, which is no fault. */
+function foremost(models: ModelStatus[]): ModelStatus | null {
+	const order: ModelStatus['state'][] = ['loading', 'fetching', 'ready', 'waiting', 'degraded', 'failed'];
+	return order.map((state) => models.find((model) => model.state === state)).find((model) => model) ?? null;
 }
 
 export const MODEL_SIGNS: Record<ModelStatus['state'], Sign> = {
@@ -130,7 +135,7 @@ function machineOf(peer: PeerView, name: string, models: ModelStatus[]): Machine
 		isHere: false,
 		sign,
 		word,
-		reason: peer.says_banned || peer.says_in_use || peer.upgrade || peer.stopped || peer.last_error,
+		reason: peer.says_banned || peer.says_in_use || peer.upgrade || (peer.link ? '' : whyAway(peer)),
 		line: lineOf(peer.link),
 		path: peer.link ? t.paths[peer.link.path] : '',
 		link: peer.link,
@@ -139,20 +144,6 @@ function machineOf(peer: PeerView, name: string, models: ModelStatus[]): Machine
 		loading: own ? Math.min(1, (own.local_bytes + own.sent_bytes) / own.total_bytes) : null,
 		peer
 	};
-}
-
-function peerState(peer: PeerView): [Sign, string] {
-	if (peer.says_banned) return ['bad', t.banned];
-	if (peer.says_in_use) return ['bad', t.inUse];
-	if (peer.state === 'connected') {
-		if (peer.fetching) return ['busy', t.fetching];
-		return peer.paused ? ['paused', t.paused] : ['good', t.connected];
-	}
-	if (peer.stopped) return ['off', t.stopped];
-	if (peer.state === 'suspended') return ['bad', t.suspended];
-	if (peer.state === 'connecting') return ['busy', t.connecting];
-	if (peer.state === 'lost') return ['bad', t.lost];
-	return ['off', peer.present ? t.present : t.known];
 }
 
 function lineOf(link: LinkView | null): LineKind {
