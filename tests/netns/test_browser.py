@@ -3,6 +3,7 @@
 The page is a file, bundled from wheels/mesh/src/remote with the esbuild of the mesh page's build.
 """
 
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,18 +19,19 @@ from tests.netns.programs import ROOT, relay_on, stun_on
 from tests.netns.sites import Kind, site
 from tests.netns.wan import Line, Way
 from tests.netns.world import Host, World
+from tests.page_scripts import package_file
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 NAME = "relay.test"
 MESH_PAGE = ROOT / "wheels" / "mesh"
-BUNDLER = MESH_PAGE / "node_modules" / ".bin" / "esbuild"
+BUNDLER = package_file(".bin/esbuild")
 CUT_SECONDS = 10.0
 NEAR_LINE = Line.both(Way(delay_ms=10))
 pytestmark = [
     needs_chromium,
-    pytest.mark.skipif(not BUNDLER.exists(), reason="needs `make chat`, which fetches the page's packages"),
+    pytest.mark.skipif(BUNDLER is None, reason="needs `make chat`, which fetches the page's packages"),
 ]
 ENTRY = """
 import { connect } from "./src/remote/signalling.ts";
@@ -64,10 +66,13 @@ globalThis.tick = (count) => {
 def page_file(folder: Path) -> Path:
     """The page and its script in one file, as somebody would save it."""
     entry = MESH_PAGE / "remote_entry_of_a_test.ts"
+    assert BUNDLER is not None
+    packages = BUNDLER.parents[1]
     bundled = subprocess.run(
         [BUNDLER, "--bundle", "--format=iife", "--loader=ts", f"--sourcefile={entry}"],
         input=ENTRY.encode(),
         cwd=MESH_PAGE,
+        env={**os.environ, "NODE_PATH": str(packages)},
         check=True,
         capture_output=True,
     )
@@ -124,7 +129,7 @@ def test_a_browser_behind_a_nat_reaches_a_node_and_its_stream_survives_a_cut(
         assert page.evaluate("ask('hello')") == "hello"
         speed = page.evaluate("down(300)")
         figures = f"{kind}: {reached['kind']} after {reached['seconds']:.1f} s, {speed:.1f} MB/s"
-        record_property("figures", figures)  # shown by `pytest --junitxml=FILE`
+        record_property("figures", figures)  # shown by `--junitxml=FILE -o junit_family=legacy`
         # A stream of numbers, ten a second for 20 s, while the cable is out for ten.
         page.evaluate("tick(200)")
         page.wait_for_function("ticks.length > 20")
