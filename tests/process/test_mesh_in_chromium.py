@@ -4,29 +4,28 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from meshd.admin.request import Json, to_fields
 from meshd.admin.status import ChildView, StorageView
 from meshd.gateway.pages import INDEX_NAME
 from meshd.model.status import ModelState, SplitPart
-from wheels.mesh_page import MESH_FOLDER, MODULES_BUILT
+from wheels.mesh_page import MESH_FOLDER
 
 from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
 from tests.process import mesh_page_states as states
+from tests.process.axe import needs_axe, serious_faults
 from tests.process.mesh_page_fake import NO_SESSION, FakeNode, State, look
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-AXE = MODULES_BUILT / "axe-core/axe.min.js"
 pytestmark = [
     pytest.mark.timeout(300),
     needs_chromium,
     pytest.mark.skipif(not (MESH_FOLDER / INDEX_NAME).exists(), reason="`make chat` has not built the page"),
 ]
-needs_axe = pytest.mark.skipif(not AXE.exists(), reason="`make chat` has not installed axe-core")
 ALL_STATES: dict[str, Callable[[], State]] = {
     "empty": states.empty,
     "loading": states.loading,
@@ -60,20 +59,6 @@ def showing(
         assert opened.foreign == []
 
 
-def axe(opened: Tab) -> list[str]:
-    """Serious faults that axe-core finds, with the elements."""
-    opened.page.evaluate(
-        AXE.read_text(encoding="utf-8")
-    )  # by the debugger: the page's policy allows no script
-    found: dict[str, Any] = opened.page.evaluate("axe.run()")
-    return [
-        f"{fault['id']}: {node['html']} {node['failureSummary']}"
-        for fault in found["violations"]
-        if fault["impact"] in ("serious", "critical")
-        for node in fault["nodes"]
-    ]
-
-
 @needs_axe
 @pytest.mark.parametrize("name", ALL_STATES)
 def test_each_state_is_shown_without_faults_on_all_screens(name: str) -> None:
@@ -85,7 +70,7 @@ def test_each_state_is_shown_without_faults_on_all_screens(name: str) -> None:
                 for scheme in ("light", "dark") if size == WIDE else ("light",):
                     with showing(browser, node, size=size, scheme=scheme) as opened:
                         opened.keep(f"mesh-{name}-{size[0]}-{scheme}")
-                        faults[f"axe {size} {scheme}"] = axe(opened)
+                        faults[f"axe {size} {scheme}"] = serious_faults(opened.page)
                         faults[f"overflow {size}"] = opened.page.evaluate(OVERFLOW) or None
                         faults[f"small {size}"] = opened.page.evaluate(SMALL_TARGETS)
                         assert opened.page.title() != "taken"

@@ -12,7 +12,7 @@ from meshd.gateway.pages import MESH_FOLDER, mesh_page
 from meshd.model.status import ModelState
 
 from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
-from tests.page_scripts import package_file
+from tests.process.axe import needs_axe, serious_faults
 from tests.process.mesh_views_fake import (
     ATTIC,
     GARAGE,
@@ -37,14 +37,6 @@ pytestmark = [
 ]
 _PATIENCE_MS = 20_000
 VIEWS = ("models", "plan", "network", "invite", "agents", "logs")
-AXE = package_file("axe-core/axe.min.js")
-needs_axe = pytest.mark.skipif(AXE is None, reason="`make chat` has not installed axe-core")
-_VIOLATIONS = """async axe => {
-    (0, eval)(axe);
-    const found = await window.axe.run();
-    return found.violations.filter(one => ['serious', 'critical'].includes(one.impact))
-        .map(one => `${one.id}: ${one.nodes.map(node => node.html).join(' ')}`);
-}"""
 _STATUS = status(members=peers(), served=(model(),))
 _TWO = status(served=(model(), model("glm", ModelState.UNLOADED)))
 
@@ -101,13 +93,6 @@ def fill_all(page: "Page", view: str) -> None:
         page.get_by_text(text).first.wait_for(state="attached")
 
 
-def faults(page: "Page") -> list[str]:
-    """Return what axe-core calls serious or critical."""
-    assert AXE is not None
-    found: list[str] = page.evaluate(_VIOLATIONS, AXE.read_text(encoding="utf-8"))
-    return found
-
-
 # 1280 at 200 % has the room of 640
 @needs_axe
 @pytest.mark.parametrize("size", [(1280, 800), (360, 740), (640, 400)], ids=["wide", "phone", "zoomed"])
@@ -121,7 +106,7 @@ def test_every_view_shows_its_data_without_faults(scheme: Scheme, size: tuple[in
                 shown.keep(f"{view}-{scheme}-{size[0]}")
                 assert shown.errors == [] and shown.foreign == [], view
                 assert page.evaluate("document.documentElement.scrollWidth") <= size[0], view
-                assert faults(page) == [], view
+                assert serious_faults(page) == [], view
 
     look(see)
 
@@ -132,7 +117,7 @@ def test_a_fault_of_access_would_be_found() -> None:
         with tab(browser) as shown:
             page = opened(shown, node, "logs")
             page.evaluate("document.querySelector('main').append(document.createElement('button'))")
-            assert "button-name" in " ".join(faults(page))
+            assert "button-name" in " ".join(serious_faults(page))
 
     look(see)
 
@@ -272,7 +257,7 @@ def test_a_button_is_pressed_once_at_a_time() -> None:
             busy = page.get_by_role("button", name="Checking…")
             busy.wait_for()
             assert busy.get_attribute("aria-disabled") == "true"
-            assert faults(page) == [], "also while an action is under way"
+            assert serious_faults(page) == [], "also while an action is under way"
             busy.dispatch_event("click")
             page.keyboard.press("Enter")
             page.keyboard.press("Space")

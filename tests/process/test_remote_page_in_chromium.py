@@ -6,12 +6,13 @@ Page, relay, node and gateway are real; the model is not.
 import asyncio
 import contextlib
 import gzip
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from aiohttp import web
@@ -22,7 +23,9 @@ from meshd.identity.invite import Invite, encode_token
 from tests.conformance.browsers import desk
 from tests.conformance.relays import House, house
 from tests.conformance.run import run
-from tests.e2e.browser import WEBRTC, chromium, needs_chromium, tab
+from tests.e2e.browser import WEBRTC, Scheme, Tab, chromium, needs_chromium, tab
+from tests.process import mesh_page_states
+from tests.process.axe import needs_axe, serious_faults
 from tests.process.gateway_fake import DONE, Answer, FakeServer, World, begin_stream, chunk, last_chunk, world
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ pytestmark = [
     needs_chromium,
     pytest.mark.skipif(not PACKED.exists(), reason="`make chat` has not built the page"),
 ]
+States = Callable[[], AsyncGenerator[bytes, None]]
 WORDS = [f"word{number:03}" for number in range(60)]
 # What a cut does: all connections are gone at once, and no new one comes about until it is over.
 CUTTER = """
@@ -58,6 +62,16 @@ async def nothing_to_show() -> AsyncGenerator[bytes, None]:
     yield b""
 
 
+def showing(state: mesh_page_states.State) -> States:
+    """Return a source of this one state."""
+
+    async def states() -> AsyncGenerator[bytes, None]:
+        yield f"event: state\ndata: {json.dumps(state)}\n\n".encode()
+        await asyncio.Event().wait()
+
+    return states
+
+
 @dataclass
 class Scene:
     """A node that pages can reach, and what a page needs to know of it."""
@@ -76,7 +90,7 @@ class Scene:
         self.open(page)
         page.get_by_label("Invite").fill(self.invite)
         page.get_by_role("button", name="Connect").click()
-        page.get_by_text("Connected ").wait_for()
+        page.locator("header").get_by_text("Connected ").wait_for()
 
 
 def ask(page: "Page", question: str) -> None:
@@ -98,14 +112,21 @@ def slowly(seconds: float) -> Answer:
     return answer
 
 
-def look(answer: Answer, see: Callable[[Scene], None], folder: Path, *, direct: bool = True) -> None:
-    """Let `see`, in a thread, look at the page before a node with such a model."""
+def look(
+    answer: Answer,
+    see: Callable[[Scene], None],
+    folder: Path,
+    *,
+    direct: bool = True,
+    states: States = nothing_to_show,
+) -> None:
+    """Let `see`, in a thread, look at the page before a node with such a model and such states."""
 
     async def work() -> None:
         async with house() as home, world(answer, seconds=280) as here, contextlib.AsyncExitStack() as held:
             home.start()
             ann = await desk(home, direct=direct)
-            api = BrowserApi(here.gateway, nothing_to_show)
+            api = BrowserApi(here.gateway, states)
             serving = home.owner.start(api.serve(), name="browsers")
             ann.browsers.serve_channel = api.serve_browser
             held.callback(serving.cancel)
@@ -152,7 +173,7 @@ def test_the_page_comes_back_without_being_asked(tmp_path: Path) -> None:
             page = opened.page
             scene.enter(page)
             page.reload()
-            page.get_by_text("Connected ").wait_for()
+            page.locator("header").get_by_text("Connected ").wait_for()
             ask(page, "one")
             page.get_by_text("word059").wait_for()
             ask(page, "two")
@@ -166,6 +187,50 @@ def test_the_page_comes_back_without_being_asked(tmp_path: Path) -> None:
             assert opened.errors == []
 
     look(slowly(0.0), see, tmp_path)
+
+
+# 1280 at 200 % has the room of 640
+@needs_axe
+@pytest.mark.parametrize("size", [(1280, 800), (360, 740), (640, 400)], ids=["wide", "phone", "zoomed"])
+def test_each_part_of_the_page_is_for_everybody(size: tuple[int, int], tmp_path: Path) -> None:
+    def judge(shown: Tab, scheme: Scheme, part: str) -> list[str]:
+        shown.keep(f"remote-{part}-{size[0]}-{scheme}")
+        faults = [*serious_faults(shown.page), *shown.errors]
+        if shown.page.evaluate("document.documentElement.scrollWidth") > size[0]:
+            faults.append("it is too wide")
+        return [f"{part}, {scheme}: {fault}" for fault in faults]
+
+    def see(scene: Scene) -> None:
+        found: list[str] = []
+        with chromium(*WEBRTC) as browser:
+            for scheme in get_args(Scheme):
+                with tab(browser, scheme=scheme, size=size) as shown:
+                    page = shown.page
+                    scene.open(page)
+                    page.get_by_label("Invite").wait_for()
+                    found += judge(shown, scheme, "invite")
+                    scene.enter(page)
+                    ask(page, "tell me")
+                    page.get_by_text("60 tokens").wait_for()
+                    found += judge(shown, scheme, "chat")
+                    page.get_by_role("link", name="Machines").click()
+                    page.get_by_role("table", name="The machines").get_by_text("barn").wait_for()
+                    found += judge(shown, scheme, "machines")
+        assert found == []
+
+    look(slowly(0.0), see, tmp_path, states=showing(mesh_page_states.split()))
+
+
+def test_nothing_that_a_member_says_turns_its_neighbours_around(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            scene.enter(opened.page)
+            opened.page.get_by_role("link", name="Machines").click()
+            opened.page.get_by_role("rowheader", name=mesh_page_states.HOSTILE).first.wait_for()
+            assert "\u202e" not in opened.page.locator("body").inner_text()
+            assert opened.page.locator("main img").count() == 0 and opened.page.title() != "taken"
+
+    look(slowly(0.0), see, tmp_path, states=showing(mesh_page_states.hostile()))
 
 
 def test_stop_ends_the_answer_at_the_node(tmp_path: Path) -> None:
@@ -189,7 +254,7 @@ def test_an_invite_in_the_address_is_taken_and_a_wrong_one_is_explained(tmp_path
         with chromium(*WEBRTC) as browser, tab(browser) as opened:
             page = opened.page
             page.goto(f"{scene.page.as_uri()}#{scene.invite}")
-            page.get_by_text("Connected ").wait_for()
+            page.locator("header").get_by_text("Connected ").wait_for()
             assert "#" not in page.url
             page.get_by_role("button", name="Forget").click()
             page.get_by_label("Invite").fill(scene.invite[:-3])

@@ -2,6 +2,7 @@
 // It is read with `fetch`, as EventSource cannot send an API key.
 import { keyHeaders, refusal, Refusal } from './actions.ts';
 import { flowsBetween, type Flows } from './flow.ts';
+import { statesIn } from './remote/events.ts';
 import type { CapacityReply } from './status.ts';
 import type { State } from './types.ts';
 
@@ -32,9 +33,8 @@ export async function follow(signal: AbortSignal): Promise<void> {
 		try {
 			for await (const state of states(signal)) {
 				const now = performance.now();
-				mesh.flows = flowsBetween(mesh.state, state, (now - at) / 1000);
+				show(state, (now - at) / 1000);
 				at = now;
-				mesh.state = state;
 				mesh.refusal = mesh.since = null;
 				pause = FIRST_PAUSE_MS;
 			}
@@ -51,25 +51,11 @@ export async function follow(signal: AbortSignal): Promise<void> {
 async function* states(signal: AbortSignal): AsyncGenerator<State> {
 	const response = await fetch('/mesh/state', { headers: keyHeaders(), signal });
 	if (!response.ok || !response.body) throw await refusal(response);
-	const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-	let rest = '';
-	for (;;) {
-		const { done, value } = await reader.read();
-		if (done) return;
-		const events = (rest + value).split('\n\n');
-		rest = events.pop() ?? '';
-		for (const event of events) {
-			const data = event.split('\n').filter((line) => line.startsWith('data:'));
-			if (data.length) yield parsed(data.map((line) => line.slice(5)).join('\n'));
-		}
-	}
+	yield* statesIn(response.body);
 }
 
-// characters that turn the direction of the text around them: a name with one could pass for another
-const TURNS = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
-
-function parsed(text: string): State {
-	return JSON.parse(text, (_name, value: unknown) =>
-		typeof value === 'string' ? value.replace(TURNS, '\ufffd') : value
-	) as State;
+/** Show `state`, which came `seconds` after the one before it. */
+export function show(state: State, seconds: number): void {
+	mesh.flows = flowsBetween(mesh.state, state, seconds);
+	mesh.state = state;
 }

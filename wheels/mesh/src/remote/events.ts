@@ -1,5 +1,7 @@
 // Events and comments of server-sent events, however the bytes are cut (WHATWG HTML, 9.2.6).
 
+import type { State } from '../types.ts';
+
 export type StreamItem = { comment: string } | { event: string; data: string };
 
 const MOST_CHARS = 4 << 20; // of one event
@@ -36,20 +38,31 @@ export async function* streamItems(body: ReadableStream<Uint8Array>): AsyncGener
 	}
 }
 
+// characters that turn the direction of the text around them: a name with one could pass for another
+const TURNS = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
+
+// Yield each state of a stream until it ends.
+export async function* statesIn(body: ReadableStream<Uint8Array>): AsyncGenerator<State> {
+	for await (const item of streamItems(body)) {
+		if (!('data' in item) || item.event !== 'state') continue;
+		yield JSON.parse(item.data, (_name, value: unknown) =>
+			typeof value === 'string' ? value.replace(TURNS, '\ufffd') : value,
+		) as State;
+	}
+}
+
 const AGAIN_MS = 2000;
 
 // Yield each state of the mesh, until the signal is aborted. A stream that ends is begun again.
 export async function* meshStates(
 	fetch: (path: string, init: { signal: AbortSignal }) => Promise<Response>,
 	signal: AbortSignal,
-): AsyncGenerator<unknown> {
+): AsyncGenerator<State> {
 	while (!signal.aborted) {
 		try {
 			const response = await fetch('/mesh/state', { signal });
 			if (!response.ok || !response.body) throw new Error(`status ${response.status}`);
-			for await (const item of streamItems(response.body)) {
-				if ('data' in item && item.event === 'state') yield JSON.parse(item.data);
-			}
+			yield* statesIn(response.body);
 		} catch {
 			// the link says why
 		}
