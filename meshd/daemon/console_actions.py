@@ -28,6 +28,7 @@ MOST_ITEMS = 256  # of one list or object
 MOST_DEPTH = 4
 MOST_NUMBER = 1 << 53  # which JSON of a browser holds exactly
 MOST_LINES = 500  # of the log
+MOST_LOGS = 32
 _LOG_BYTES = 1 << 20
 # Requests of the control socket that every node answers.
 REQUESTS = frozenset(
@@ -79,9 +80,10 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsWish:
-    """The fields of `logs`."""
+    """The fields of `logs`. `log`: `meshd` for the daemon's own, or the name of a child process."""
 
     lines: int = 100
+    log: str = "meshd"
 
 
 class ConsoleActions:
@@ -159,9 +161,25 @@ def check_size(value: object, *, depth: int = 0) -> None:
 
 
 async def last_lines(log: Path, fields: Mapping[str, object]) -> Mapping[str, Json]:
-    """Return the last lines of the log file, for the fields of `logs`. Raises MeshdError."""
-    lines = from_json(LogsWish, fields).lines
-    if not 1 <= lines <= MOST_LINES:
+    """Return the last lines of `log` or one beside it, and the names of all, for the fields of `logs`.
+
+    Raises MeshdError.
+    """
+    wish = from_json(LogsWish, fields)
+    if not 1 <= wish.lines <= MOST_LINES:
         raise UserError(f"`lines` is a number from 1 to {MOST_LINES}", hint="ask for fewer lines")
-    end = await in_thread(end_of_log, log, _LOG_BYTES)
-    return {"lines": list(end.data.decode(errors="replace").splitlines()[-lines:])}
+    logs = await in_thread(_logs_beside, log)
+    if (chosen := logs.get(wish.log)) is None:
+        raise UserError(f"no log named `{wish.log[:40]}`", hint=f"choose one of: {', '.join(logs)}")
+    end = await in_thread(end_of_log, chosen, _LOG_BYTES)
+    found = end.data.decode(errors="replace").splitlines()[-wish.lines :]
+    return {"lines": list(found), "logs": list(logs)}
+
+
+def _logs_beside(log: Path) -> Mapping[str, Path]:
+    """Return the logs by name, the daemon's own first, whether or not it has written one."""
+    try:
+        others = sorted(path for path in log.parent.iterdir() if path.suffix == log.suffix and path != log)
+    except OSError:
+        others = []
+    return {path.stem: path for path in (log, *others[:MOST_LOGS]) if path == log or path.is_file()}

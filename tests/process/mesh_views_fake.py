@@ -345,7 +345,7 @@ def _of_models() -> dict[str, object]:
             left_out=(LeftOutView(node="attic", why="it is away"),),
         ),
         "load": Done(),
-        "logs": {"lines": list(_LOG)},
+        "logs": {"lines": list(_LOG), "logs": ["meshd", "llama-server"]},
         "member_models": MemberModelsReply(models=()),
         "model_remove": {"removed": ["Qwen3-4B-Q4_K_M"], "bytes": 2_497_000_000},
         "models": {

@@ -201,7 +201,7 @@ def test_the_views_are_places_that_a_browser_remembers() -> None:
             page.wait_for_function("document.title === 'Machines: desk'")
             assert machines.get_attribute("aria-current") == "page"
 
-    look(FakeNode([states.split()], answers={"logs": {"lines": ["a line"]}}), see)
+    look(FakeNode([states.split()], answers={"logs": {"lines": ["a line"], "logs": ["meshd"]}}), see)
 
 
 def test_without_a_session_it_says_what_to_run() -> None:

@@ -160,7 +160,7 @@ CASES: tuple[Case, ...] = (
     ("invite", ("Lift the ban",), "unban", {"id": "e" * 52}, "shed may come back"),
     ("invite", ("Pause", "Pause"), "pause", {}, "Paused: this node lends nothing"),
     ("invite", ("Drain", "Drain"), "drain", {}, "Draining: nothing new is lent"),
-    ("logs", ("Look again",), "logs", {"lines": 100}, "4 of 4 lines"),
+    ("logs", ("Look again",), "logs", {"lines": 100, "log": "meshd"}, "4 of 4 lines"),
 )
 
 
@@ -460,7 +460,11 @@ def test_an_empty_node_says_what_to_do_next() -> None:
 
     node = FakeNode(state(status(has_api=False), events=False))
     none: Mapping[str, tuple[()]] = {"models": ()}
-    node.results |= {"models": {"models": []}, "logs": {"lines": []}, "ban_list": {"bans": []}}
+    node.results |= {
+        "models": {"models": []},
+        "logs": {"lines": [], "logs": ["meshd"]},
+        "ban_list": {"bans": []},
+    }
     node.results |= {"invite_list": {"invites": []}, "member_models": {**none, "left_out": [], "pulls": []}}
     look(see, node)
 
@@ -495,13 +499,16 @@ def test_the_log_is_filtered_and_followed() -> None:
             page.get_by_text("No line matches").wait_for()
             page.get_by_role("searchbox").fill("")
             page.get_by_role("checkbox", name="Follow").check()
-            node.results["logs"] = {"lines": ["a new line"]}
+            node.results["logs"] = {"lines": ["a new line"], "logs": ["meshd", "llama-server"]}
             log.get_by_text("a new line").wait_for()
             page.get_by_role("combobox", name="Lines").select_option("500")
             page.get_by_text("--lines 500").wait_for()
+            page.get_by_role("combobox", name="Log of").select_option("llama-server")
+            page.get_by_text("meshd logs --lines 500 llama-server").wait_for()
 
     node = look(see)
-    assert {"lines": 500} in node.fields_of("logs")
+    asked = node.fields_of("logs")
+    assert {"lines": 500, "log": "meshd"} in asked and {"lines": 500, "log": "llama-server"} in asked
 
 
 def test_a_key_that_is_required_is_named_and_never_shown() -> None:

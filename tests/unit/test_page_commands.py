@@ -42,6 +42,7 @@ EXAMPLES: tuple[Example, ...] = (
     ("invite_list", {}, {"action": "ls"}),
     ("invite_revoke", {"id": "d7300f57d2c2ba28"}, {"action": "revoke", "id": "d7300f57d2c2ba28"}),
     ("logs", {"lines": 200}, {"child": "meshd", "lines": "200"}),
+    ("logs", {"lines": 50, "log": "-x y"}, {"child": "-x y", "lines": "50"}),
     ("member_models", {}, {"action": "ls", "fits": False}),
     ("model_download", {"model": "qwen3-4b"}, {"action": "pull", "name": "qwen3-4b"}),
     *((("model_remove", {"model": word}, {"action": "rm", "name": word})) for word in ("half", *NASTY)),

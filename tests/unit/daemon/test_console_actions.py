@@ -208,15 +208,38 @@ async def test_long_actions_hold_up_no_other_and_are_few() -> None:
 
 
 async def test_the_last_lines_of_the_log(tmp_path: Path) -> None:
-    log = tmp_path / "meshd.log"
+    log, logs = tmp_path / "meshd.log", ["meshd"]
     acts = actions(log=log)
-    assert await acts.act("logs", {}) == {"lines": []}
+    assert await acts.act("logs", {}) == {"lines": [], "logs": logs}
     log.write_text("".join(f"line {number}\n" for number in range(300)))
     last: Mapping[str, Json] = await acts.act("logs", {"lines": 2})
-    assert last == {"lines": ["line 298", "line 299"]}
+    assert last == {"lines": ["line 298", "line 299"], "logs": logs}
     log.rename(f"{log}.1")
     log.write_bytes(b"new \xff\n")
-    assert await acts.act("logs", {"lines": 2}) == {"lines": ["line 299", "new \N{REPLACEMENT CHARACTER}"]}
+    last = await acts.act("logs", {"lines": 2})
+    assert last["lines"] == ["line 299", "new \N{REPLACEMENT CHARACTER}"]
     for lines in (0, -1, MOST_LINES + 1):
         with pytest.raises(UserError, match="`lines`"):
             await acts.act("logs", {"lines": lines})
+
+
+async def test_logs_of_child_processes_by_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    acts = actions(log=folder / "meshd.log")
+    assert (await acts.act("logs", {}))["logs"] == ["meshd"], "before there is a folder"
+    folder.mkdir()
+    (tmp_path / "secret.log").write_text("secret\n")
+    for name, text in {
+        "meshd.log": "own\n",
+        "llama-server.log": "a child\n",
+        "other.txt": "no log\n",
+    }.items():
+        (folder / name).write_text(text)
+    (folder / "folder.log").mkdir()
+    found = await acts.act("logs", {"log": "llama-server"})
+    assert found == {"lines": ["a child"], "logs": ["meshd", "llama-server"]}
+    assert (await acts.act("logs", {}))["lines"] == ["own"]
+    for name in ("../secret", str(tmp_path / "secret"), "other", "folder", "", ".", "llama-server.log"):
+        with pytest.raises(UserError, match="no log named") as refused:
+            await acts.act("logs", {"log": name})
+        assert refused.value.hint == "choose one of: meshd, llama-server"

@@ -70,7 +70,7 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 	invite,
 	invite_list: () => ['invite', 'ls'],
 	invite_revoke: (fields) => ['invite', 'revoke', ...plain(text(fields.id))],
-	logs: (fields) => ['logs', 'meshd', ...option('--lines', `${number(fields.lines) || 100}`)],
+	logs: (fields) => ['logs', ...option('--lines', `${number(fields.lines) || 100}`), ...plain(text(fields.log) || 'meshd')],
 	member_models: () => ['model', 'ls'],
 	model_remove: (fields) => ['model', 'rm', ...plain(text(fields.model))],
 	// no action of the page, but shown as the next step

@@ -29,11 +29,11 @@ export const texts = {
 		keySend: 'Use it'
 	},
 	machines: {
-		title: (count: number) => (count === 1 ? 'This machine' : `${count} machines`),
+		title: (count: number) => (count === 1 ? 'One machine' : `${count} machines`),
 		picture: (count: number) => `${count} machines and the paths between them`,
 		legend: 'Kinds of paths',
 		table: 'The machines, and what is known of each',
-		here: 'this machine',
+		here: 'this node', // which may be another machine than that of the browser
 		alone: 'No other machine yet: invite one.',
 		inviteHint: (node: string) => `On ${node}, run`,
 		inviteHere: 'or make an invite here',

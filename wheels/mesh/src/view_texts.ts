@@ -346,6 +346,7 @@ export const viewTexts = {
 
 	logs: {
 		log: 'Log',
+		of: 'Log of',
 		level: 'Level',
 		levels: { '': 'all', info: 'info and above', warning: 'warnings and errors', error: 'errors only' } as Record<string, string>,
 		filter: 'Only lines with',
