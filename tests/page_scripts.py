@@ -22,12 +22,13 @@ _LIMIT_S = 60
 _TRANSPILE = """
 import { createRequire } from 'node:module';
 import { mkdirSync, readFileSync, readdirSync, copyFileSync, writeFileSync } from 'node:fs';
+import { dirname } from 'node:path';
 const [compiler, source, out] = process.argv.slice(2);
 const ts = createRequire(import.meta.url)(compiler);
-mkdirSync(out, { recursive: true });
 writeFileSync(`${out}/package.json`, '{"type": "module"}');
 const options = { module: 'ESNext', target: 'ES2022', rewriteRelativeImportExtensions: true };
-for (const name of readdirSync(source)) {
+for (const name of readdirSync(source, { recursive: true })) {
+    mkdirSync(dirname(`${out}/${name}`), { recursive: true });
     if (name.endsWith('.json')) copyFileSync(`${source}/${name}`, `${out}/${name}`);
     if (!name.endsWith('.ts') || name.endsWith('.svelte.ts')) continue;
     const compilerOptions = { ...options, module: ts.ModuleKind.ESNext, target: ts.ScriptTarget.ES2022 };
@@ -53,19 +54,26 @@ def page_script(script: str, given: object) -> Any:
 
     It imports the page's modules from `./NAME.js`.
     """
-    with tempfile.NamedTemporaryFile("w", suffix=".mjs", dir=_modules().name, encoding="utf-8") as module:
+    with tempfile.NamedTemporaryFile("w", suffix=".mjs", dir=modules(), encoding="utf-8") as module:
         module.write(script)
         module.flush()
         return json.loads(_node(module.name, given=json.dumps(given)))
 
 
+def modules() -> str:
+    """Return a folder with the page's modules as JavaScript, which goes when this process ends."""
+    return _modules().name
+
+
 @functools.cache
 def _modules() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder with the page's modules as JavaScript, which goes when this process ends."""
     folder = tempfile.TemporaryDirectory(prefix="meshd-page-")
     transpiler = Path(folder.name, "transpile.mjs")
     transpiler.write_text(_TRANSPILE, encoding="utf-8")
-    _node(str(transpiler), str(compiler()), str(SOURCE), folder.name)
+    found = compiler()
+    assert found is not None
+    _node(str(transpiler), str(found), str(SOURCE), folder.name)
+    Path(folder.name, "node_modules").symlink_to(found.parent)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,32 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.page_scripts import NODE, modules
 
-from tests.rules.source import ROOT
-
-NODE = shutil.which("node")
-REMOTE = ROOT / "wheels/mesh/src/remote"
-_PLACES = ("build/mesh-page/node_modules", "build/chat-page/source/node_modules")  # of `make chat`
-_FOUND = [ROOT / place / "typescript" for place in _PLACES if (ROOT / place / "typescript").exists()]
-TYPESCRIPT = _FOUND[0] if _FOUND else None
-needs_typescript = pytest.mark.skipif(
-    NODE is None or TYPESCRIPT is None, reason="`make chat` has not installed the compiler of the pages"
-)
-_TRANSLATE = """
-const ts = require(process.argv[2]), fs = require('node:fs'), path = require('node:path');
-const [from, to] = process.argv.slice(3);
-for (const name of fs.readdirSync(from).filter((name) => name.endsWith('.ts'))) {
-    const compilerOptions = { target: 'ES2022', module: 'ESNext', rewriteRelativeImportExtensions: true };
-    const out = ts.transpileModule(fs.readFileSync(path.join(from, name), 'utf8'), { compilerOptions });
-    fs.writeFileSync(path.join(to, name.replace(/ts$/, 'js')), out.outputText);
-}
-fs.writeFileSync(path.join(to, 'package.json'), '{"type": "module"}');
-"""
 _SERVE = """
 import { createInterface } from 'node:readline';
-import * as frames from './frames.js';
-import * as requests from './requests.js';
+import * as frames from 'PAGE/remote/frames.js';
+import * as requests from 'PAGE/remote/requests.js';
 const bytes = (text) => new Uint8Array(Buffer.from(text, 'base64'));
 const text = (value) => Buffer.from(value).toString('base64');
 const plain = (message) => JSON.parse(JSON.stringify(message, (_, value) =>
@@ -74,13 +53,6 @@ for await (const line of createInterface({ input: process.stdin })) {
 """
 
 
-def translate(folder: Path) -> None:
-    """Write the page's modules as JavaScript into `folder`."""
-    assert NODE is not None and TYPESCRIPT is not None
-    command = [NODE, "-", str(TYPESCRIPT), str(REMOTE), str(folder)]
-    subprocess.run(command, input=_TRANSLATE, text=True, check=True, timeout=60)
-
-
 @dataclass
 class Script:
     """A running Node.js that does one thing for each line."""
@@ -100,9 +72,8 @@ def script() -> Iterator[Script]:
     """Start Node.js with the page's modules; it is gone when the block is left."""
     assert NODE is not None
     with tempfile.TemporaryDirectory(prefix="page") as name:
-        translate(Path(name))
-        served = Path(name) / "serve.js"
-        served.write_text(_SERVE, encoding="utf-8")
+        served = Path(name) / "serve.mjs"
+        served.write_text(_SERVE.replace("PAGE", modules()), encoding="utf-8")
         process = subprocess.Popen(
             [NODE, str(served)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )

@@ -259,6 +259,6 @@ def test_an_invite_in_the_address_is_taken_and_a_wrong_one_is_explained(tmp_path
             page.get_by_role("button", name="Forget").click()
             page.get_by_label("Invite").fill(scene.invite[:-3])
             page.get_by_role("button", name="Connect").click()
-            page.get_by_role("alert").filter(has_text="the invite is").wait_for()
+            page.get_by_role("alert").filter(has_text="it is truncated (3 characters missing)").wait_for()
 
     look(slowly(0.0), see, tmp_path)

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from meshd.gateway.browser_frames import LARGEST_OFFSET
 
-from tests.process.page_script import Script, in_base64, needs_typescript, script
+from tests.page_scripts import needs_typescript
+from tests.process.page_script import Script, in_base64, script
 from tests.unit.gateway.browser_wire import SESSION, Channels, Page, Wire
 from tests.unit.gateway.golden_messages import RECORDED
 from tests.unit.gateway.page_client import FORGOTTEN, Asked

@@ -233,7 +233,40 @@ export const texts = {
 					return `Refused: ${state.why}`;
 			}
 		},
-		closed: 'The link is closed.',
+		closed: 'the link is closed',
+		// what an invite lacks, as `meshd` says it
+		invites: {
+			unreadable: (why: string) => `cannot read the invite: ${why}`,
+			backup: "this is the backup of a mesh's root key, which must stay secret",
+			tooLong: (length: number) => `it has ${length} characters, far too many`,
+			empty: 'it is empty',
+			other: (prefix: string) => `it does not begin with \`${prefix}\``,
+			cutAfter: (word: string) => `it is cut off after \`${word}\``,
+			begins: (word: string, prefix: string) => `it begins with \`${word}\`, must be \`${prefix}\``,
+			newer: 'it was made by a newer version of meshd',
+			letter: (place: number, letter: string) => `character ${place}, \`${letter}\`, is not allowed`,
+			beginning: 'it is truncated: only its beginning is there',
+			first: 'its first characters are damaged',
+			missing: (characters: string) => `it is truncated (${characters} missing), or a character of its beginning is damaged`,
+			extra: (characters: string) => `it has ${characters} too many, or a character of its beginning is damaged`,
+			last: 'its last character is damaged',
+			checksum: 'the checksum does not match, so at least one character is damaged',
+			twice: 'a field occurs twice',
+			fieldCut: 'a field in it is cut off',
+			lacks: (what: string) => `its ${what} is missing or has the wrong length`
+		},
+		errors: {
+			changed: 'a sealed message was changed, or has another key',
+			cutOff: 'the answer is cut off',
+			badKey: 'the answer has a key that cannot be used',
+			otherNode: 'another node answered than the one of the invite',
+			noWay: 'the invite names no relay, and no node in this network is known',
+			silence: 'nothing answers',
+			silent: (place: string) => `${place} does not answer`,
+			headCut: 'the answer ended within its head',
+			forgotten: 'the node no longer knows this request: it was restarted, or this page was away for too long',
+			version: (theirs: number, ours: number) => `the node speaks version ${theirs}, this page ${ours}`
+		},
 		model: 'Model',
 		question: 'Question',
 		send: 'Send',

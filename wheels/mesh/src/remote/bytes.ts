@@ -1,7 +1,7 @@
 // Bytes as meshd's nodes write them: base32, parts with lengths, and the little of msgpack that the
 // messages of signalling need.
 
-const LETTERS = "abcdefghijklmnopqrstuvwxyz234567";
+export const LETTERS = "abcdefghijklmnopqrstuvwxyz234567";
 
 // Bytes that end too early, or are none of what they should be.
 export class MalformedError extends Error {}

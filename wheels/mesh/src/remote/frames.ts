@@ -2,6 +2,8 @@
 // meshd/gateway/browser_frames.py, and both are tested with the same recorded messages.
 // Numbers are big endian; the first byte is the kind.
 
+import { texts } from '../texts.ts';
+
 export const VERSION = 1;
 export const MAX_MESSAGE_BYTES = 16 << 10;
 export const SESSION_BYTES = 16;
@@ -104,7 +106,7 @@ function read(bytes: Uint8Array, view: DataView): FromNode {
 	switch (view.getUint8(0)) {
 		case KINDS.welcome: {
 			const version = view.getUint8(1);
-			if (version !== VERSION) throw new ProtocolError(`the node speaks version ${version}, this page ${VERSION}`);
+			if (version !== VERSION) throw new ProtocolError(texts.remote.errors.version(version, VERSION));
 			const places: Place[] = [];
 			for (let at = 0; at < view.getUint8(7); at++) places.push(readPlace(view, 8 + at * PLACE_BYTES));
 			return { kind: 'welcome', isNew: view.getUint8(2) !== 0, highest: view.getUint32(3), places };

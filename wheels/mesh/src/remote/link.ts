@@ -1,6 +1,7 @@
 // The link of this page to a node: requests over data channels, with a new channel whenever one is lost.
 // `fetch` is what the browser's own is, for the paths of the node.
 
+import { texts } from '../texts.ts';
 import { encodeHead, HeadReader } from './frames.ts';
 import type { AnswerHead } from './frames.ts';
 import { Requests } from './requests.ts';
@@ -91,7 +92,7 @@ export class Link {
 		this.#closed.abort();
 		this.#channel?.close();
 		this.#retry?.();
-		for (const call of [...this.#calls.values()]) this.#end(call, new LinkError('the link is closed'));
+		for (const call of [...this.#calls.values()]) this.#end(call, new LinkError(texts.remote.closed));
 	}
 
 	async fetch(path: string, init: LinkInit = {}): Promise<Response> {
@@ -99,7 +100,7 @@ export class Link {
 		signal?.throwIfAborted();
 		while (this.#requests.isFull) await new Promise<void>((resolve) => this.#waiting.push(resolve));
 		signal?.throwIfAborted();
-		if (this.#isOver) throw new LinkError(this.state.kind === 'refused' ? this.state.why : 'the link is closed');
+		if (this.#isOver) throw new LinkError(this.state.kind === 'refused' ? this.state.why : texts.remote.closed);
 		const method = init.method ?? 'GET';
 		const headers = [...new Headers(init.headers)];
 		const body = typeof init.body === 'string' ? new TextEncoder().encode(init.body) : (init.body ?? new Uint8Array());
@@ -314,7 +315,7 @@ class Call {
 			const found = this.#head.feed(data);
 			this.#used(data.length - (found?.rest.length ?? 0));
 			if (found) this.#begin(found.head, found.rest);
-			else if (isLast) throw new LinkError('the answer ended within its head');
+			else if (isLast) throw new LinkError(texts.remote.errors.headCut);
 		}
 		this.#wants?.();
 	}

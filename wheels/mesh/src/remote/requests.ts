@@ -5,6 +5,7 @@
 // received. On a new channel both say how far they are, and go on from there: every byte arrives once, and no
 // request is begun twice.
 
+import { texts } from '../texts.ts';
 import { decode, encode, joined, MAX_DATA_BYTES, MOST_REQUESTS, ProtocolError } from './frames.ts';
 import type { FromPage, Place } from './frames.ts';
 
@@ -105,7 +106,7 @@ export type RequestEvent =
 	| { kind: 'pong'; nonce: number }
 	| { kind: 'refused'; why: string }; // the channel is of no use, nor will the next one be
 
-export const FORGOTTEN = 'the node no longer knows this request: it was restarted, or this page was away for too long';
+export const FORGOTTEN = texts.remote.errors.forgotten;
 
 // `connect` begins a channel, `disconnect` ends it. `receive` takes a message; `transmit` gives the next one to
 // send: call it after anything else until it gives null.

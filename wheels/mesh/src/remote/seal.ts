@@ -6,6 +6,7 @@ import { ed25519, x25519 } from "@noble/curves/ed25519.js";
 import { hmac } from "@noble/hashes/hmac.js";
 import { sha256 } from "@noble/hashes/sha2.js";
 
+import { texts } from "../texts.ts";
 import { concat, joined, utf8 } from "./bytes.ts";
 import { keysOf } from "./invite.ts";
 import type { RemoteInvite } from "./invite.ts";
@@ -34,7 +35,7 @@ class Cipher {
     try {
       return chacha20poly1305(this.#key, this.#nonce(), associated).decrypt(sealed);
     } catch {
-      throw new SealError("a sealed message was changed, or has another key");
+      throw new SealError(texts.remote.errors.changed);
     }
   }
 
@@ -92,17 +93,17 @@ export class SealDialler {
   // Returns the seal. Throws SealError unless the node of the invite has answered.
   finish(second: Uint8Array): Seal {
     const shown = second.subarray(0, KEY_BYTES);
-    if (second.length < KEY_BYTES) throw new SealError("the answer is cut off");
+    if (second.length < KEY_BYTES) throw new SealError(texts.remote.errors.cutOff);
     this.#mixEphemeral(shown);
     try {
       this.#mixKey(x25519.getSharedSecret(this.#ephemeral, shown));
     } catch {
-      throw new SealError("the answer has a key that cannot be used");
+      throw new SealError(texts.remote.errors.badKey);
     }
     const signed = this.#hash;
     const signature = this.#open(second.subarray(KEY_BYTES));
     if (!verify(this.#head, "meshd browser listener v1", signed, signature)) {
-      throw new SealError("another node answered than the one of the invite");
+      throw new SealError(texts.remote.errors.otherNode);
     }
     const [ours, theirs] = this.#expand(NOTHING, 2);
     return new Seal(new Cipher(ours), new Cipher(theirs), this.#hash);

@@ -1,6 +1,7 @@
 // From an invite to a channel to its node: a sealed WebSocket to the node's API in the LAN or to a relay, over it
 // the terms of a WebRTC connection; where no datagram passes, the sealed WebSocket itself.
 
+import { texts } from "../texts.ts";
 import { concat, Float, LengthParser, bytesIn, MalformedError, pack, textIn, toBase32, u32, unpack } from "./bytes.ts";
 import type { Packable, Unpacked } from "./bytes.ts";
 import { keysOf } from "./invite.ts";
@@ -76,7 +77,7 @@ async function reach(invite: RemoteInvite, signal: AbortSignal): Promise<SealedP
       wait: invite.lan.length > 0 ? RELAY_AFTER_MS : 0,
     })),
   ];
-  if (ways.length === 0) throw new ConnectError("the invite names no relay, and no node in this network is known");
+  if (ways.length === 0) throw new ConnectError(texts.remote.errors.noWay);
   const lost = new AbortController();
   const limit = AbortSignal.any([signal, lost.signal, AbortSignal.timeout(REACH_MS)]);
   try {
@@ -88,7 +89,7 @@ async function reach(invite: RemoteInvite, signal: AbortSignal): Promise<SealedP
     signal.throwIfAborted();
     const reasons: unknown[] = error instanceof AggregateError ? error.errors : [error];
     const refusal = reasons.find((reason) => reason instanceof ConnectError && reason.isRefused);
-    throw refusal ?? reasons.find((reason) => reason instanceof ConnectError) ?? new ConnectError("nothing answers");
+    throw refusal ?? reasons.find((reason) => reason instanceof ConnectError) ?? new ConnectError(texts.remote.errors.silence);
   } finally {
     lost.abort(); // those that come late are not wanted
   }
@@ -134,7 +135,7 @@ class SealedPipe {
       let isIn = false;
       const fail = (error: unknown): void => {
         pipe.close();
-        const silence = `${new URL(url).host} does not answer`;
+        const silence = texts.remote.errors.silent(new URL(url).host);
         if (error instanceof ConnectError) reject(error);
         else reject(new ConnectError(error instanceof SealError ? error.message : silence));
       };
