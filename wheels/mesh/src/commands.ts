@@ -58,7 +58,7 @@ function tunnelClose(fields: Fields): string[] {
 	return ['tunnel', 'close', ...plain(...given)];
 }
 
-// What has no command line (`load`, `unload`) is not in here.
+// What has no command line (`load`, `unload`) is not in here, nor what no button of the page does alone.
 const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 	accept: (fields) => ['accept', ...plain(text(fields.code))],
 	ban_list: () => ['unban'],
@@ -71,7 +71,6 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 	invite_list: () => ['invite', 'ls'],
 	invite_revoke: (fields) => ['invite', 'revoke', ...plain(text(fields.id))],
 	logs: (fields) => ['logs', ...option('--lines', `${number(fields.lines) || 100}`), ...plain(text(fields.log) || 'meshd')],
-	member_models: () => ['model', 'ls'],
 	model_remove: (fields) => ['model', 'rm', ...plain(text(fields.model))],
 	// no action of the page, but shown as the next step
 	model_verify: (fields) => ['model', 'verify', ...plain(text(fields.model))],
@@ -79,7 +78,7 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 	models: () => ['model', 'ls'],
 	netcheck: () => ['netcheck'],
 	pause: () => ['pause'],
-	ping: (fields) => ['ping', ...plain(text(fields.peer))],
+	ping: (fields) => ['ping', '--count', '1', ...plain(text(fields.peer))],
 	plan,
 	pull: (fields) => [
 		'model',
@@ -90,9 +89,7 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 	],
 	resume: () => ['resume'],
 	revoke: (fields) => ['revoke', ...plain(text(fields.peer))],
-	status: () => ['status'],
 	tunnel_close: tunnelClose,
-	tunnel_list: () => ['tunnel', 'ls'],
 	tunnel_open: (fields) => [
 		'tunnel',
 		'open',
@@ -108,9 +105,14 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
  * control characters: pasted, these would be keys to a terminal, whatever quotes are around them.
  */
 export function commandLine(name: string, fields: Fields = {}): string {
-	const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined;
+	const command = hasCommand(name) ? COMMANDS[name] : undefined;
 	const line = command ? ['meshd', ...command(fields)] : [];
 	return line.some((word) => CONTROL.test(word)) ? '' : line.map(quote).join(' ');
+}
+
+/** Whether a command does the same, if its words can be shown. */
+export function hasCommand(name: string): boolean {
+	return Object.hasOwn(COMMANDS, name);
 }
 
 /** The actions that have a command line. */

@@ -6,6 +6,7 @@ export const viewTexts = {
 	session: 'The session of this browser has ended. On the machine where meshd runs, run:',
 	sameByCommand: 'The same on the command line:',
 	noCommand: 'no command does this',
+	oddName: 'the name has characters that no terminal should get',
 	cancel: 'Cancel',
 	copied: 'Copied',
 	notCopied: 'Not copied: this browser gives no clipboard here. Select the text, and copy it.',
@@ -359,6 +360,9 @@ export const viewTexts = {
 		noMatch: 'No line matches. Show more lines, or another level.',
 		events: 'Events',
 		noEvents: 'Nothing has happened since this node started.',
-		label: 'Lines of the log, newest last'
+		label: 'Lines of the log, newest last',
+		help: 'If something is wrong',
+		doctor: 'Examine the machine, without the node as well:',
+		report: 'Write a file without secrets, for people who help:'
 	}
 };
