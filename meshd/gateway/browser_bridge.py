@@ -12,9 +12,8 @@ import hashlib
 import hmac
 import json
 import socket
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 
 import aiohttp
 from multidict import CIMultiDict
@@ -22,7 +21,12 @@ from yarl import URL
 
 from meshd.base.errors import Broken, Closed, MeshdError, RemoteProtocolError
 from meshd.base.log import get
-from meshd.base.peer_limits import BROWSER_SILENT_SECONDS, BROWSER_TABS, BROWSERS_ANSWERED
+from meshd.base.peer_limits import (
+    BROWSER_SILENT_SECONDS,
+    BROWSER_STATES,
+    BROWSER_TABS,
+    BROWSERS_ANSWERED,
+)
 from meshd.base.tasks import Owner
 from meshd.gateway.access import JSON_TYPE, given_keys
 from meshd.gateway.browser_frames import (
@@ -35,7 +39,7 @@ from meshd.gateway.browser_frames import (
     encode,
 )
 from meshd.gateway.browser_requests import Arrived, Begun, BrowserShare, PageRequests, RequestEvent
-from meshd.gateway.failure import HttpRefusal
+from meshd.gateway.failure import HttpRefusal, unavailable
 from meshd.gateway.interface import MemberCaller, MemberGate
 from meshd.gateway.paths import PROPS_PATH, ROUTES
 from meshd.gateway.upstream import open_session
@@ -198,19 +202,20 @@ class BrowserApi:
 
     async def _show(self, answer: "_Answer", states: States) -> None:
         """Send each state of the mesh as an event."""
-        async with aclosing(states()) as events:
-            try:
-                event = await anext(events)
-            except HttpRefusal as refusal:
-                failure = refusal.failure
-                await answer.give(
-                    failure.status, [("Content-Type", JSON_TYPE)], _error(failure.message, failure.code)
-                )
-                return
-            await answer.begin(200, [("Content-Type", "text/event-stream"), ("Cache-Control", "no-store")])
-            await answer.write(event)
-            async for event in events:
-                await answer.write(event)
+        try:
+            with answer.page.watching():
+                async with aclosing(states()) as events:
+                    first = await anext(events)
+                    kind = ("Content-Type", "text/event-stream")
+                    await answer.begin(200, [kind, ("Cache-Control", "no-store")])
+                    await answer.write(first)
+                    async for event in events:
+                        await answer.write(event)
+        except HttpRefusal as refusal:
+            failure = refusal.failure
+            body = _error(failure.message, failure.code)
+            await answer.give(failure.status, [("Content-Type", JSON_TYPE)], body)
+            return
         answer.end()
 
 
@@ -223,6 +228,7 @@ class _Browser:
 
     def __init__(self) -> None:
         self.share = BrowserShare()
+        self.states = 0  # streams of the mesh's state
         self.pages: dict[bytes, _Page] = {}
 
 
@@ -238,18 +244,30 @@ class _Page:
         self._channel: BrowserChannel | None = None
         self._ready = asyncio.Event()  # there may be something to send
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count a stream of the mesh's state until the block is left. Raises HttpRefusal without room."""
+        browser = self._browser
+        if browser.states >= BROWSER_STATES.most:
+            raise unavailable(f"this browser watches the mesh {browser.states} times already: close a page")
+        browser.states += 1
+        try:
+            yield
+        finally:
+            browser.states -= 1
+
     async def carry(self, channel: BrowserChannel, hello: Hello) -> None:
         """Carry messages until the channel ends. Raises Broken, Closed, RemoteProtocolError, TimeoutError."""
-        # 1. This channel takes the place of an earlier one, whose end we have not noticed yet.
         before, self._channel = self._channel, channel
-        if before is not None:
-            await before.close()
-        if self._channel is not channel:
-            return  # a third one came meanwhile
-        self.take(self.requests.connect(hello))
-
-        # 2. Carry messages in both directions; silence is an end.
         try:
+            # 1. This channel takes the place of an earlier one, whose end we have not noticed yet.
+            if before is not None:
+                await before.close()
+            if self._channel is not channel:
+                return  # a third one came meanwhile
+            self.take(self.requests.connect(hello))
+
+            # 2. Carry messages in both directions; silence is an end.
             raised: BaseException | None = None
             async with Owner() as owner:
                 owner.start(self._send(channel), name="messages to a browser")
@@ -318,14 +336,13 @@ class _Answer:
         self.number = number
         self.task: asyncio.Task[None] | None = None
         self.has_room = asyncio.Event()  # perhaps
-        self._came: deque[bytes] = deque()
+        self._came = bytearray()  # not the pieces: a browser may send them as small as it likes
         self._is_whole = False
         self._more = asyncio.Event()
 
     def arrived(self, data: bytes, is_last: bool) -> None:
         """Take bytes of the request, as many as the window allows."""
-        if data:
-            self._came.append(data)
+        self._came += data
         self._is_whole = self._is_whole or is_last
         self._more.set()
 
@@ -336,8 +353,7 @@ class _Answer:
             found = reader.feed(data)
             rest = b"" if found is None else found[1]
             self._used(len(data) - len(rest))
-            if rest:
-                self._came.appendleft(rest)
+            self._came[:0] = rest
             if found is not None:
                 return found[0]
         raise RemoteProtocolError("browser: a request without a head", code="browser")
@@ -355,7 +371,9 @@ class _Answer:
                 return None
             self._more.clear()
             await self._more.wait()
-        return self._came.popleft()
+        came = bytes(self._came)
+        self._came.clear()
+        return came
 
     def _used(self, count: int) -> None:
         self.page.requests.read(self.number, count)
