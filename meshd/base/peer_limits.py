@@ -50,7 +50,15 @@ EARLY_STREAMS = Share(
 
 BROWSERS = Share("browsers", 32, "node", "the oldest connection is closed")
 BROWSERS_OF_KEY = Share("connections of one browser", 4, "key", "the oldest is closed")
-BROWSERS_UNPROVEN = Share("browsers that have proven nothing yet", 16, "node", "further ones are turned away")
+BROWSERS_UNPROVEN = Share(
+    "browsers that have proven nothing yet",
+    16,
+    "node",
+    "an older one from the network with the most is closed",
+)
+BROWSERS_UNPROVEN_OF_ADDRESS = Share(
+    "browsers that have proven nothing yet", 4, "address", "an older one from that address is closed"
+)
 JOINING = Share("nodes joining over one kind of link", 16, "node", "further ones are turned away")
 JOINING_OF_KEY = Share("joins in progress with one key", 2, "key", "further ones are turned away")
 
@@ -112,6 +120,7 @@ API_CALLS_OF_ISSUER = Share("requests to this node's API", 36, "issuer", "furthe
 BROWSERS_ANSWERED = Share(
     "browsers whose requests are answered over data channels", 16, "node", "further ones are refused"
 )
+BROWSER_STATES = Share("streams of the mesh's state to one browser", 4, "key", "further ones get 503")
 BROWSER_TABS = Share("pages of one browser", 4, "key", "the one without a channel for longest is forgotten")
 BROWSER_REQUESTS = Share("requests of one browser, all pages together", 8, "key", "further ones fail")
 BROWSER_SILENT_SECONDS = Share("seconds without a word of a browser", 30, "key", "its channel is closed")

@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class Console:
         self._users: WeakKeyDictionary[object, int | None] = WeakKeyDictionary()  # by connection
         self._used = self._clock()
         # the state, and who watches it
-        self._streams = 0
+        self._streams = Counter[bool]()  # by whether they go over data channels
         self._watched, self._unwatched = asyncio.Event(), asyncio.Event()
         self._state, self._changed = b"", asyncio.Event()
         self._closed = False
@@ -163,7 +164,7 @@ class Console:
     @property
     def unused_seconds(self) -> float:
         """Return for how long no session has been used, and no link made."""
-        return 0.0 if self._streams else self._clock() - self._used
+        return 0.0 if self._streams.total() else self._clock() - self._used
 
     @staticmethod
     def answers(path: str) -> bool:
@@ -317,27 +318,31 @@ class Console:
 
     async def states(self) -> AsyncGenerator[bytes, None]:
         """Yield events for a browser on a data channel. Raises HttpRefusal if too many watch already."""
-        with self._watching():
+        with self._watching(far=True):
             async with aclosing(self._events(lambda: True)) as events:
                 async for event in events:
                     yield event
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Count a stream until the block is left; all share one watch. Raises HttpRefusal without room."""
+    def _watching(self, *, far: bool = False) -> Iterator[None]:
+        """Count a stream until the block is left; all share one watch. Raises HttpRefusal without room.
+
+        `far`: it goes over a data channel. Those have as many places of their own: no browser far away keeps
+        the node's user from the page.
+        """
         if self._source is None or self._closed:
             raise unavailable("this node is starting or stopping")
-        if self._streams >= MOST_STREAMS:
+        if self._streams[far] >= MOST_STREAMS:
             raise unavailable(f"{MOST_STREAMS} windows show this page already: close one")
-        self._streams += 1
+        self._streams[far] += 1
         self._unwatched.clear()
         self._watched.set()
         try:
             yield
         finally:
-            self._streams -= 1
+            self._streams[far] -= 1
             self._used = self._clock()
-            if not self._streams:
+            if not self._streams.total():
                 self._watched.clear()
                 self._unwatched.set()
 

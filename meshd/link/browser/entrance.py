@@ -8,11 +8,19 @@ the pipe itself is the channel. A pipe may end once a channel over WebRTC stands
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from meshd.base.errors import Broken, Closed, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.base.log import get
-from meshd.base.peer_limits import BROWSERS, BROWSERS_OF_KEY, BROWSERS_UNPROVEN
+from meshd.base.peer_limits import (
+    BROWSER_SILENT_SECONDS,
+    BROWSERS,
+    BROWSERS_OF_KEY,
+    BROWSERS_UNPROVEN,
+    BROWSERS_UNPROVEN_OF_ADDRESS,
+)
 from meshd.base.tasks import Owner
+from meshd.base.unproven_connections import UnprovenConnections
 from meshd.identity.browser_seal import BROWSER_CONTEXT, answer
 from meshd.identity.invite import JoinKeys
 from meshd.identity.keys import KEY_BYTES, KeyPair, PeerId, verify
@@ -76,7 +84,9 @@ class Browsers:
         self._stun = stun
         self._meetings = meetings
         self._random = random
-        self._unproven = 0
+        self._unproven = UnprovenConnections(
+            most=BROWSERS_UNPROVEN.most, most_of_one=BROWSERS_UNPROVEN_OF_ADDRESS.most
+        )
         self._sessions: list[_Session] = []  # oldest first
         self.serve_channel: ServeBrowser | None = None
 
@@ -98,17 +108,14 @@ class Browsers:
 
         `let_in` is called with the browser's key once it has.
         """
-        if self._unproven >= BROWSERS_UNPROVEN.most:
-            await pipe.aclose()
-            return True  # not its fault
         entered: tuple[SealedPipe, Entry] | None = None
         try:
-            self._unproven += 1
             try:
-                async with asyncio.timeout(PROOF_SECONDS):
+                async with asyncio.timeout(PROOF_SECONDS) as proving:
+                    self._unproven.arrive(pipe, host=place, send_away=partial(_end_now, proving))
                     entered = await self._prove(pipe)
             finally:
-                self._unproven -= 1
+                self._unproven.leave(pipe)
             if entered is not None:
                 let_in(entered[1].peer.raw)
                 await self._stay(*entered, place)
@@ -156,6 +163,8 @@ class Browsers:
     async def _stay(self, sealed: SealedPipe, entry: Entry, place: str) -> None:
         serve = self.serve_channel
         if serve is None:
+            return
+        if self._why_banned(entry.chain) is not None:  # while it was told that it is welcome
             return
         session = _Session(sealed, entry, serve, self._meetings)
         self._make_room(entry.peer)
@@ -226,7 +235,11 @@ class _Session:
     async def _listen(self) -> None:
         """Take in signals until the end, or until the pipe becomes the channel."""
         while True:
-            kind, message = await self._pipe.receive()
+            try:
+                async with asyncio.timeout(BROWSER_SILENT_SECONDS.most):
+                    kind, message = await self._pipe.receive()
+            except TimeoutError:
+                raise Closed("the browser has said nothing for too long") from None
             if kind == DATA:
                 await self._keep(SealedChannel(self._pipe, self.entry.peer, message))
                 return
@@ -255,6 +268,11 @@ class _Session:
     async def receive(self) -> tuple[PeerId, bytes]:
         """Return the browser's next signal."""
         return self.entry.peer, await self._signals.get()
+
+
+def _end_now(timeout: asyncio.Timeout) -> None:
+    if not timeout.expired():  # nor about to
+        timeout.reschedule(0.0)
 
 
 async def _no_links(_link: object) -> None:

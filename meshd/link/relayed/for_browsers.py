@@ -67,5 +67,5 @@ class BrowserCircuits:
             else:
                 await pipe.aclose()
             return
-        if not await self._welcome(pipe, f"relay {control.relay.place}", lambda _key: None):
+        if not await self._welcome(pipe, f"relay {caller}", lambda _key: None):
             self._callers.failed(caller, asyncio.get_running_loop().time())

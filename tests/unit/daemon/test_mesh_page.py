@@ -85,7 +85,7 @@ async def test_it_ends_when_nobody_has_used_it_and_opens_again(monkeypatch: pyte
             later = UNUSED_SECONDS
             await asyncio.sleep(0.05)
             assert not server.is_ending
-        await until(lambda: not server.console._streams)
+        await until(lambda: not server.console._streams.total())
         assert server.console.unused_seconds < UNUSED_SECONDS
         # Half an hour after the last one it has gone.
         later = 2 * UNUSED_SECONDS
