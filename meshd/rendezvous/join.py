@@ -141,7 +141,7 @@ class Inviter:
                 request = await talk.receive()
                 if not isinstance(request, JoinRequest):
                     raise RemoteProtocolError("joining: expected `join`", code="joining")
-                answer = self.decide(joiner, invite_id)
+                answer = self._for_browser(invite_id) or self.decide(joiner, invite_id)
                 await talk.send(answer)
                 if isinstance(answer, Welcome):
                     LOG.info("member_admitted", peer=joiner.short, name=naming.shown(request.name))
@@ -153,6 +153,13 @@ class Inviter:
         except RemoteProtocolError as error:
             LOG.warning("joiner_refused", node=joiner.short, why=error.what)
         return False
+
+    def _for_browser(self, invite_id: bytes) -> NotAdmitted | None:
+        """Refuse a node that has a browser's invite: as a node, whoever stole it could do more."""
+        entry = self._book.get(invite_id)
+        if entry is None or not entry.browser:
+            return None
+        return NotAdmitted("browser", "this invite is for a browser, not for a node", NEW_INVITE)
 
     def decide(self, joiner: PeerId, invite_id: bytes) -> Welcome | NotAdmitted:
         """Reserve, persist, certify, persist. No await in between: two joiners cannot share one use."""

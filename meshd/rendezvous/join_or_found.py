@@ -50,7 +50,7 @@ STUN_SECONDS = 2.0
 TRY_SECONDS = 2.0  # for one dial: longer than a round trip, short enough to try all addresses in turn
 PAUSE_SECONDS = 0.2  # after a refusal, which comes at once
 MAX_TRIED = 3  # of the inviter's addresses
-_FOR_GOOD = frozenset({"banned", "expired", "revoked", "unknown", "used_up"})  # codes of refusals
+_FOR_GOOD = frozenset({"banned", "browser", "expired", "revoked", "unknown", "used_up"})  # codes of refusals
 
 T = TypeVar("T")
 Dial = Callable[[Sequence[Dialable]], Coroutine[object, object, T]]

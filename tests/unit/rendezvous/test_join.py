@@ -237,6 +237,23 @@ async def join(end: End, who: KeyPair = GUEST) -> Admitted:
         await end.aclose()
 
 
+async def test_a_node_cannot_join_with_a_browsers_invite_not_even_with_the_browsers_key() -> None:
+    desk = Desk()
+    entry = desk.book.create(
+        secret=b"for a browser 16", roles=[Role.USE], now=NOW, expires_at=NOW + 9, uses=2, browser="phone"
+    )
+    assert isinstance(desk.inviter.decide(GUEST.peer, entry.invite_id), Welcome)  # as a browser
+    for who in (GUEST, WORKER):
+        near, far = ends()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.inviter.admit(far, joiner=who.peer, invite_id=entry.invite_id))
+            with pytest.raises(Refused) as refused:
+                await join(near, who)
+        assert refused.value.code == "browser"
+    kept = desk.book.get(entry.invite_id)
+    assert kept is not None and [use.node for use in kept.used] == [GUEST.peer]
+
+
 async def test_both_sides_of_a_conversation() -> None:
     desk = Desk()
     desk.records = [PeerRecord.sign(INVITER, chain=INVITER_CHAIN, name="inviter", role="worker", sequence=3)]
