@@ -9,6 +9,7 @@ import sys
 import time
 
 from tests.fuzz import (
+    browsers,
     channels,
     compressed,
     frames,
@@ -33,6 +34,7 @@ TARGETS: tuple[Target, ...] = (
     *network.TARGETS,
     *routers.TARGETS,
     *relays.TARGETS,
+    *browsers.TARGETS,
     *channels.TARGETS,
     *quic.TARGETS,
     *mesh.TARGETS,
