@@ -282,7 +282,8 @@ class Console:
         return session
 
     async def _is_of_its_user(self, session: Session, request: web.BaseRequest) -> bool:
-        return session.uid is None or await self._user_of(request) in (session.uid, 0)
+        # One that began elsewhere, or whose user the system did not tell, is for no user's programs here.
+        return await self._user_of(request) in (session.uid, 0)
 
     async def _user_of(self, request: web.BaseRequest) -> int | None:
         """Return the user whose program made the connection; None: unknown, or it comes from elsewhere."""

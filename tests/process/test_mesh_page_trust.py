@@ -288,6 +288,23 @@ async def test_a_cookie_in_another_users_hands_is_worth_nothing() -> None:
         (await here.browser.state()).close()  # the user's own browser goes on
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a socket of another user")
+async def test_a_session_whose_user_was_not_told_is_for_no_other_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that began on another machine: its cookie went over the network, and needs a key there."""
+
+    async def untold(*_ends: object) -> None:
+        return None
+
+    async with scene(is_open=False) as here:
+        with monkeypatch.context() as patch:
+            patch.setattr(here.console._owners, "user_of", untold)
+            await here.browser.open()
+        assert await from_another_user(here.here, here.browser, STATE_PATH) == NO_SESSION
+        assert here.source.watching == 0
+
+
 BAD_BODIES = {
     "too large": (b'{"x": "' + b"a" * MOST_BODY_BYTES + b'"}', 413),
     "no JSON": (b"{", 400),
