@@ -102,7 +102,7 @@ class Authority:
             raise UserError(
                 f"this node cannot grant the role {names}", hint=f"choose from {', '.join(sorted(may))}"
             )
-        if browser and (len(browser.encode()) > MAX_NAME_BYTES or not browser.isprintable()):
+        if browser and (not browser.isprintable() or len(browser.encode()) > MAX_NAME_BYTES):
             raise UserError(
                 "the browser's name cannot be used",
                 hint=f"give printable text of {MAX_NAME_BYTES} bytes at most",

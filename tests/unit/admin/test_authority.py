@@ -67,6 +67,15 @@ def test_an_invite_is_kept_before_it_is_given(tmp_path: Path) -> None:
     assert founder(tmp_path / "a").invites(NOW + 60).invites[0].state == "expired"
 
 
+@pytest.mark.parametrize("name", ["\ud800", "two\nlines", "\u202eenohp", "\0", "ä" * 33])
+def test_a_browser_gets_no_name_that_is_long_or_cannot_be_shown(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="the browser's name cannot be used"):
+        founder(tmp_path / "a").invite(
+            now=NOW, expires_s=60, uses=1, roles=["use"], secret=b"s" * 16, candidates=HERE, browser=name
+        )
+    assert founder(tmp_path / "a").invites(NOW).invites == ()
+
+
 def test_the_printed_invite_is_the_same_while_it_is_good(tmp_path: Path) -> None:
     first = founder(tmp_path / "a").printed_invite(now=NOW, secret=b"1" * 16, candidates=HERE)
     again = founder(tmp_path / "a").printed_invite(now=NOW + 9, secret=b"2" * 16, candidates=HERE)
