@@ -12,8 +12,8 @@ async def answer_browsers(browsers: "Browsers", gateway: "Gateway") -> None:
     from meshd.gateway.browser_bridge import BrowserApi  # needs aiohttp, which nodes without an API avoid
 
     api = BrowserApi(gateway, gateway.console.states)
-    browsers.serve_channel = api.serve_browser
+    browsers.serve_channel, browsers.on_ban = api.serve_browser, api.forget
     try:
         await api.serve()
     finally:
-        browsers.serve_channel = None
+        browsers.serve_channel = browsers.on_ban = None

@@ -127,9 +127,17 @@ class BrowserApi:
                 del self._browsers[key]
         return min(due, default=None)
 
+    def forget(self, key: bytes) -> None:
+        """Cancel what a browser has asked for: it is banned, and its channels end."""
+        if (browser := self._browsers.get(key)) is not None:
+            for session in tuple(browser.pages):
+                self._drop(browser, session)
+            self._moved.set()
+
     @staticmethod
     def _drop(browser: "_Browser", session: bytes) -> None:
         page = browser.pages.pop(session)
+        page.end_channel()
         page.take(page.requests.close())
 
     def start(self, page: "_Page", number: int) -> None:
@@ -286,6 +294,10 @@ class _Page:
             if self._channel is channel:
                 self._channel = None
                 self.requests.disconnect(_now())
+
+    def end_channel(self) -> None:
+        """Take nothing more from the channel."""
+        self._channel = None
 
     async def _receive(self, channel: BrowserChannel) -> None:
         while self._channel is channel:

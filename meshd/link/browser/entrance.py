@@ -61,7 +61,8 @@ class Browsers:
     """All browsers of this node. `welcome` runs the whole life of one pipe.
 
     `invites`: the keys of an invite for browsers, by its id. `why_banned`: of a chain. `random`: so many
-    secret bytes. `meetings`: None without WebRTC. `serve_channel` is set by whoever answers browsers.
+    secret bytes. `meetings`: None without WebRTC. `serve_channel` is set by whoever answers browsers, with
+    `on_ban`, which is called with the key of each that was banned while it was here.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Browsers:
         )
         self._sessions: list[_Session] = []  # oldest first
         self.serve_channel: ServeBrowser | None = None
+        self.on_ban: Callable[[bytes], None] | None = None
 
     @property
     def connected(self) -> frozenset[PeerId]:
@@ -102,6 +104,8 @@ class Browsers:
             if why is not None:
                 _log.warning("browser_banned", peer=session.entry.peer.short, why=why)
                 session.end()
+                if self.on_ban is not None:
+                    self.on_ban(session.entry.peer.raw)
 
     async def welcome(self, pipe: BytePipe, place: str, let_in: LetIn = lambda _key: None) -> bool:
         """Run the whole life of a pipe from `place`; return False if its browser has proven nothing.

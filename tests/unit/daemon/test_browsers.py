@@ -13,6 +13,7 @@ class FakeBrowsers:
     """The part of Browsers that is used."""
 
     serve_channel: object = None
+    on_ban: object = None
 
 
 async def test_channels_are_served_until_the_api_ends() -> None:
@@ -21,6 +22,6 @@ async def test_channels_are_served_until_the_api_ends() -> None:
         work = answer_browsers(browsers, here.gateway)  # type: ignore[arg-type]
         owner.start(work, name="browsers")
         await asyncio.sleep(0)
-        assert browsers.serve_channel is not None
+        assert browsers.serve_channel is not None and browsers.on_ban is not None
         owner.cancel()
-    assert browsers.serve_channel is None
+    assert browsers.serve_channel is None and browsers.on_ban is None

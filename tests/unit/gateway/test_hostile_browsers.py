@@ -54,6 +54,20 @@ async def test_a_page_is_forgotten_although_its_new_channel_was_cut_while_the_ol
         assert api._browsers == {}
 
 
+async def test_a_banned_browser_gives_its_slots_back_at_once_and_others_keep_theirs() -> None:
+    hangs = timed((0.1, chunk("a")), (1000.0, DONE))
+    async with world(hangs, seconds=LONG) as here, served(here) as (api, owner):
+        banned, other = Page(api, owner), Page(api, owner, key=b"o" * 32)
+        for page in (banned, other):
+            page.connect()
+            await page.until_got(page.chat(), b'"a"')
+        api.forget(BROWSER)
+        banned.chat()  # before its channel ends
+        await asyncio.sleep(1.0)
+        assert here.server.cancelled == 1 and len(here.server.asked()) == 2
+        assert list(api._browsers) == [b"o" * 32]
+
+
 async def test_small_pieces_that_nobody_reads_take_no_more_memory_than_large_ones() -> None:
     pieces = [number.to_bytes(4, "big") for number in range((BROWSER_SENT_KIB.most << 10) // 4)]
     answer = _Answer(None, 1)  # type: ignore[arg-type]  # it uses no page to keep bytes

@@ -181,6 +181,20 @@ async def test_a_ban_while_the_browser_is_told_that_it_is_welcome_ends_it(head: 
 
 
 @on_a_node
+async def test_whoever_answers_browsers_hears_of_a_ban(head: Head) -> None:
+    banned: list[bytes] = []
+    head.browsers.on_ban = banned.append
+    visit = head.visit("192.0.2.1")
+    await visit.enter()
+    head.browsers.bans_changed()
+    assert banned == []
+    head.banned = True
+    head.browsers.bans_changed()
+    await asyncio.sleep(0.1)
+    assert visit.task.done() and banned == [STRANGER.peer.raw]
+
+
+@on_a_node
 async def test_a_browser_that_was_let_in_and_says_nothing_more_is_dropped(head: Head) -> None:
     visit = head.visit("192.0.2.1")
     await visit.enter()
