@@ -73,6 +73,15 @@ _PRIVATE = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
+# Of the status, for pages far away: fields with other values, or lists that are empty.
+_PRIVATE_STATUS: Mapping[str, Mapping[str, object] | None] = {
+    "node": {"home": "", "pid": 0},
+    "store": {"path": ""},
+    "storage": {"path": ""},
+    "api": {"keys": []},
+    "children": None,
+    "tunnels": None,
+}
 _FAILED = "meshd failed at this request: its log says where (`meshd logs`)"
 _SOURCE = "page of the mesh"  # in the log
 LOG = log.get("gateway")
@@ -136,7 +145,9 @@ class Console:
         # the state, and who watches it
         self._streams = Counter[bool]()  # by whether they go over data channels
         self._watched, self._unwatched = asyncio.Event(), asyncio.Event()
-        self._state, self._changed = b"", asyncio.Event()
+        self._latest: Mapping[str, object] = {}
+        self._events_of: dict[bool, bytes] = {}  # of that state, by whether it goes over data channels
+        self._changed = asyncio.Event()
         self._closed = False
         # actions
         self._bodies = Bodies(most_each=MOST_BODY_BYTES, most_together=_MOST_BODIES_BYTES)
@@ -187,7 +198,7 @@ class Console:
                     owner.start(self._follow(), name="state of the page")
                     await self._unwatched.wait()
                     owner.cancel()
-                self._state = b""
+                self._events_of.clear()
 
     def close(self) -> None:
         """End the streams of states."""
@@ -320,7 +331,7 @@ class Console:
     async def states(self) -> AsyncGenerator[bytes, None]:
         """Yield events for a browser on a data channel. Raises HttpRefusal if too many watch already."""
         with self._watching(far=True):
-            async with aclosing(self._events(lambda: True)) as events:
+            async with aclosing(self._events(lambda: True, far=True)) as events:
                 async for event in events:
                     yield event
 
@@ -347,13 +358,15 @@ class Console:
                 self._watched.clear()
                 self._unwatched.set()
 
-    async def _events(self, may_go_on: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, may_go_on: Callable[[], bool], *, far: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the newest state each time it has changed, and comments in a silence."""
         sent = b""
         while not self._closed and may_go_on():
             changed = self._changed
-            if self._state and self._state is not sent:
-                sent = self._state
+            if self._events_of and (event := self._event(far=far)) is not sent:
+                sent = event
                 yield sent
                 continue
             try:
@@ -361,6 +374,12 @@ class Console:
                     await changed.wait()
             except TimeoutError:
                 yield b": still here\n\n"
+
+    def _event(self, *, far: bool) -> bytes:
+        """Return the latest state, which there must be, as an event; the same object for all."""
+        if far not in self._events_of:
+            self._events_of[far] = _as_event(for_members(self._latest) if far else self._latest)
+        return self._events_of[far]
 
     async def _follow(self) -> None:
         while True:
@@ -372,7 +391,8 @@ class Console:
         states = self._source.watch()
         try:
             async for state in states:
-                self._state = b"event: state\ndata: " + _encoded(state) + b"\n\n"
+                event = _as_event(state)
+                self._latest, self._events_of = state, {False: event}
                 changed, self._changed = self._changed, asyncio.Event()
                 changed.set()
         finally:
@@ -422,6 +442,30 @@ class Console:
 
 async def _visit(welcome: WelcomeBrowser, socket: BrowserSocket, place: str, let_in: LetIn) -> None:
     await welcome(socket, place, let_in)
+
+
+def for_members(state: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a state without what only the node's user may know: the log's words, API keys by name, folders,
+    processes and tunnels.
+    """
+    status = dict(_mapping(state.get("status")))
+    for field, hidden in _PRIVATE_STATUS.items():
+        if isinstance(part := status.get(field), Mapping) and isinstance(hidden, Mapping):
+            status[field] = {**part, **hidden}
+        elif isinstance(part, list):
+            status[field] = []
+    shown = {**state, **({"status": status} if status else {})}
+    if isinstance(requests := shown.get("requests"), list):
+        shown["requests"] = [{**_mapping(request), "key": ""} for request in requests]
+    return {**shown, **({"events": []} if "events" in shown else {})}
+
+
+def _as_event(state: Mapping[str, object]) -> bytes:
+    return b"event: state\ndata: " + _encoded(state) + b"\n\n"
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _encoded(value: object) -> bytes:

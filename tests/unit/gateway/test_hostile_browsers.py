@@ -1,8 +1,10 @@
 """Browsers that were let in, and lie, flood or take more than their share."""
 
 import asyncio
+import json
 import tracemalloc
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 from meshd.base.peer_limits import BROWSER_SENT_KIB, BROWSER_STATES
@@ -17,6 +19,7 @@ from tests.unit.gateway.virtual_gateway import LONG, timed
 
 pytestmark = pytest.mark.virtual
 SESSION = b"s" * 16
+STATUS = Path(__file__).parent.parent / "admin" / "status.json"
 
 
 async def test_a_page_that_claims_what_was_not_sent_is_forgotten_with_its_requests() -> None:
@@ -111,6 +114,26 @@ async def test_browsers_far_away_leave_the_places_of_windows_alone() -> None:
                 async with aclosing(far):
                     pass
             serving.cancel()
+
+
+async def test_the_state_that_goes_far_names_nothing_that_is_for_the_nodes_user_alone() -> None:
+    status = json.loads(STATUS.read_text(encoding="utf-8"))
+    request = {"id": 1, "model": "SmolLM2", "key": "anna", "tok_s": 2.0}
+    event = {"at": 1.0, "level": "info", "text": "shed was banned: it lied"}
+    source = FakeSource({"status": status, "requests": [request], "events": [event], "can": ["ping"]})
+    async with world(says(200, {}), seconds=LONG, console=source) as here:
+        console = here.gateway.console
+        near, far = console._events(lambda: True), console.states()
+        told = json.loads((await anext(far)).partition(b"data: ")[2])
+        for word in ("anna", "/home/", "127.0.0.1:4000", "llama-server", "mesh-server", "it lied"):
+            assert word not in json.dumps(told), word
+        assert [peer["name"] for peer in told["status"]["peers"]] == [
+            peer["name"] for peer in status["peers"]
+        ]
+        assert told["requests"] == [{**request, "key": ""}] and told["status"]["api"]["tokens"] == 42
+        assert json.loads((await anext(near)).partition(b"data: ")[2]) == source.state  # a window's
+        await near.aclose()
+        await far.aclose()
 
 
 @pytest.mark.parametrize(
