@@ -174,13 +174,22 @@ def user_has_connection(uid: int, client: Address, server: Address) -> bool:
 
 def connection_user(client: Address, server: Address) -> int | None:
     """Return the user who holds the client's end, None if unknown. Slow if there are many connections."""
-    name = "/proc/net/tcp6" if ":" in client[0] else "/proc/net/tcp"
     try:
-        with Path(name).open(encoding="ascii") as table:
-            return find_user(table, _end(client), _end(server))
+        if ":" in client[0]:
+            return _user_in("/proc/net/tcp6", client, server)
+        if (user := _user_in("/proc/net/tcp", client, server)) is not None:
+            return user
+        # a program may have made it with a socket of IPv6 (RFC 4291, 2.5.5.2), where there is IPv6
+        mapped = [(f"::ffff:{host}", port) for host, port in (client, server)]
+        return _user_in("/proc/net/tcp6", *mapped) if Path("/proc/net/tcp6").exists() else None
     except OSError as error:
         _warn_unreadable(error)
         return None
+
+
+def _user_in(name: str, client: Address, server: Address) -> int | None:
+    with Path(name).open(encoding="ascii") as table:
+        return find_user(table, _end(client), _end(server))
 
 
 def _end(address: Address) -> str:
