@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from meshd.gateway.browser_bridge import BrowserApi
 from meshd.gateway.pages import MESH_FOLDER
-from meshd.identity.invite import Invite, encode_token
+from meshd.identity.invite import Invite, encode_token, parse_token
 
 from tests.conformance.browsers import desk
 from tests.conformance.relays import House, house
@@ -29,7 +29,7 @@ from tests.process.axe import needs_axe, serious_faults
 from tests.process.gateway_fake import DONE, Answer, FakeServer, World, begin_stream, chunk, last_chunk, world
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Dialog, Page
 
 PACKED = MESH_FOLDER / "remote.html.gz"
 pytestmark = [
@@ -247,6 +247,36 @@ def test_stop_ends_the_answer_at_the_node(tmp_path: Path) -> None:
                 opened.page.wait_for_timeout(50)
 
     look(slowly(1.0), see, tmp_path)
+
+
+def test_a_link_with_another_invite_does_not_replace_the_kept_one_unasked(tmp_path: Path) -> None:
+    """Any page can link here with an invite of its own: its node would read what is asked."""
+    kept = "() => JSON.parse(localStorage.getItem('meshd-invite')).token"
+
+    def see(scene: Scene) -> None:
+        other = encode_token(replace(parse_token(scene.invite), secret=b"o" * 16))
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page, asked = opened.page, list[str]()
+            scene.enter(page)
+
+            def refuse(dialog: "Dialog") -> None:
+                asked.append(dialog.message)
+                dialog.dismiss()
+
+            page.once("dialog", refuse)
+            page.goto("about:blank")
+            page.goto(f"{scene.page.as_uri()}#{other}")
+            page.get_by_text("Connected ").wait_for()
+            assert (
+                "another invite" in asked[0] and page.evaluate(kept) == scene.invite and "#" not in page.url
+            )
+            page.once("dialog", lambda dialog: dialog.accept())
+            page.goto("about:blank")
+            page.goto(f"{scene.page.as_uri()}#{other}")
+            page.get_by_text("does not answer").wait_for()
+            assert page.evaluate(kept) == other
+
+    look(slowly(0.0), see, tmp_path)
 
 
 def test_an_invite_in_the_address_is_taken_and_a_wrong_one_is_explained(tmp_path: Path) -> None:

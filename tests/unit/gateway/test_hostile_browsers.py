@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.base.peer_limits import BROWSER_SENT_KIB, BROWSER_STATES
 from meshd.gateway.browser_bridge import BrowserApi, _Answer
-from meshd.gateway.browser_frames import Hello, Place, encode
+from meshd.gateway.browser_frames import Hello, Place, Welcome, decode_from_node, encode
 from meshd.gateway.console import MOST_STREAMS
 
 from tests.process.console_fake import FakeSource
@@ -55,6 +55,21 @@ async def test_a_page_is_forgotten_although_its_new_channel_was_cut_while_the_ol
         await MemoryChannel.close(old)
         await asyncio.sleep(61.0)
         assert api._browsers == {}
+
+
+async def test_the_session_of_another_browser_leads_to_nothing_of_it() -> None:
+    hangs = timed((0.1, chunk("secret")), (1000.0, DONE))
+    async with world(hangs, seconds=LONG) as here, served(here) as (api, owner):
+        page = Page(api, owner, session=SESSION)
+        page.connect()
+        number = page.chat()
+        await page.until_got(number, b"secret")
+        ours, theirs = pair(b"o" * 32)
+        owner.start(api.serve_browser(theirs), name="channel")
+        await ours.send(encode(Hello(SESSION, (Place(number, 0, 1 << 20),))))
+        assert decode_from_node(await ours.receive()) == Welcome(is_new=True, highest=0)
+        await asyncio.sleep(5.0)
+        assert ours._came.empty() and page.client.asked[number].failure is None
 
 
 async def test_a_banned_browser_gives_its_slots_back_at_once_and_others_keep_theirs() -> None:

@@ -218,6 +218,7 @@ export const texts = {
 		invite: 'Invite',
 		use: 'Connect',
 		forget: 'Forget this invite',
+		replace: 'This address has another invite than the one kept here. Use it, and forget the kept one?',
 		notKept: 'This browser keeps nothing. Once this page is closed, you need a new invite.',
 		link: (state: LinkState): string => {
 			switch (state.kind) {

@@ -10,12 +10,15 @@ interface Kept {
 	lan: string[];
 }
 
-// Returns the invite in the address, else the kept one; null if there is none. Throws InviteError.
-export function givenInvite(): RemoteInvite | null {
+// Returns the invite in the address, else the kept one; null if there is none. Throws InviteError. `mayReplace` is
+// asked before another invite takes the place of the kept one: any page can link here with an invite of its own, to a
+// node that would then read what its user writes.
+export function givenInvite(mayReplace: () => boolean): RemoteInvite | null {
 	const token = location.hash.startsWith('#meshd') ? location.hash.slice(1) : '';
 	if (token) {
 		history.replaceState(null, '', location.pathname + location.search); // the address is seen by others
-		return useInvite(token);
+		const kept = keptCredential();
+		if (kept === null || kept.token === readInvite(token, newSeed(), []).token || mayReplace()) return useInvite(token);
 	}
 	const kept = keptCredential();
 	return kept && readInvite(kept.token, Uint8Array.from(kept.seed), kept.lan);
