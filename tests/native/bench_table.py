@@ -10,36 +10,39 @@ that none has a machine of its own:
 - `mesh`: a head that computes nothing and a worker for each device: as it comes, with one slot, and with a
   slot for each of the many requests.
 
-`--ubatch` names micro batches; what has another than 512 has ` u256` behind its name. `--rtt` puts a distance
-between the nodes of `mesh` and `rpc`, with ` 20 ms` behind their names; the box is as near as ever.
+`--ubatch` names micro batches, with ` u256` behind the names of what was given one; `mesh` is also measured
+with those that meshd chooses. `--rtt` puts a distance between the nodes of `mesh` and `rpc`, with ` 20 ms`
+behind their names; the box is as near as ever.
 
 Rates are tokens a second: of a prompt and of one request by llama-server's own clock; of many requests by how
-much longer all of them take if each has more tokens. JSON and, beside it, the table (median and range, ratio,
-goal) are written after every value; exit code 1 where a set-up failed or nothing was measured, 3 where a goal
-is missed. `--minutes` begins no further try after so long.
+much longer all of them take if each has more tokens. After every value JSON is written and, beside it, the
+table (median and range, ratio, goal), with the micro batch and each worker's layers that meshd chose. Exit
+code 1 where a set-up failed or a value is lacking, 3 where a goal is missed. `--minutes` begins no more tries
+after so long.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from http.client import HTTPConnection
-from itertools import product
 from pathlib import Path
 
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.distance import until_head_serves
-from meshd.bench.llama import ChatAnswer, completion
+from meshd.bench.llama import ChatAnswer, arguments_of, completion
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec, model_ready
 from meshd.fleet.proxy import run_loop
@@ -54,7 +57,7 @@ _ONE_SLOT = ("-np", "1", "--cache-ram", "0")
 _SECONDS = 300.0
 _PROMPT = 128  # tokens, of a request that is timed by its answer
 _SHORT = 32  # tokens of an answer that is taken off a longer one
-_USUAL_UBATCH = 512  # of llama.cpp
+_OWN = 0  # the micro batch is meshd's to choose
 # what is asked of meshd without a distance, relative to the fastest plain llama.cpp with the same devices
 GOALS: Mapping[str, float] = {
     "prompt 512": 0.85,
@@ -114,13 +117,12 @@ class SetUp:
     port: int
     does_many: bool
     far: bool = False
-    asked: int = 0
+    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
 
     def ask(self, tokens: int, generate: int) -> ChatAnswer:
         """Send a request. Raises MeshdError."""
-        self.asked += 1
         connection = HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
-        return completion(connection, tokens, generate, number=self.asked)
+        return completion(connection, tokens, generate, number=next(self.numbers))
 
     def together(self, count: int, generate: int) -> float:
         """Return the seconds until so many requests have been answered. Raises MeshdError."""
@@ -130,6 +132,12 @@ class SetUp:
                 one.result()
         return time.monotonic() - began
 
+    def rows(self, plan: Plan) -> list[str]:
+        """Return what `rates` measures."""
+        if self.does_many:
+            return [f"{count} requests" for count in plan.many]
+        return [*(f"prompt {tokens}" for tokens in plan.prompts), ONE]
+
     def rates(self, plan: Plan) -> Iterator[tuple[str, float]]:
         """Measure each row once. Raises MeshdError."""
         generate = plan.generate // 4 if self.far else plan.generate
@@ -137,7 +145,8 @@ class SetUp:
             for count in plan.many:
                 short = self.together(count, _SHORT)
                 long = self.together(count, _SHORT + generate)
-                yield f"{count} requests", count * generate / (long - short) if long > short else 0.0
+                if long > short:  # else noise was more than the answers, which is no rate
+                    yield f"{count} requests", count * generate / (long - short)
             return
         for tokens in plan.prompts:
             yield f"prompt {tokens}", self.ask(tokens, 1).prompt
@@ -151,6 +160,7 @@ class Found:
     output: Path
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    chosen: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, row: str, rate: float) -> None:
         self.rates.setdefault(name, {}).setdefault(row, []).append(round(rate, 2))
@@ -161,9 +171,23 @@ class Found:
         sys.stdout.write(f"{name}: {error}\n")
         self._write()
 
+    def lacking(self, expected: Mapping[str, Sequence[str]], tries: int) -> list[str]:
+        """Return the set-ups and rows that were measured less often than `tries`."""
+        return [
+            f"{name}, {row}"
+            for name, rows in expected.items()
+            for row in rows
+            if len(self.rates.get(name, {}).get(row, ())) < tries
+        ]
+
     def _write(self) -> None:
-        self.output.write_text(json.dumps({"rates": self.rates, "faults": self.faults}, indent=1) + "\n")
-        lines = [*table(self.rates)[0], *self.faults]
+        everything = {"rates": self.rates, "faults": self.faults, "chosen": self.chosen}
+        self.output.write_text(json.dumps(everything, indent=1) + "\n")
+        lines = [
+            *table(self.rates)[0],
+            *self.faults,
+            *(f"{name}: {how}" for name, how in self.chosen.items()),
+        ]
         self.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
 
 
@@ -190,53 +214,50 @@ def table(rates: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[list[str]
 
 
 def _suffix(ubatch: int, rtt: int = 0) -> str:
-    return (f" u{ubatch}" if ubatch != _USUAL_UBATCH else "") + (f" {rtt} ms" if rtt else "")
+    return (f" u{ubatch}" if ubatch != _OWN else "") + (f" {rtt} ms" if rtt else "")
 
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """One llama-server that is to be started."""
+    """One llama-server that is to be started, where `place` says."""
 
     name: str
-    place: Place
+    place: Callable[[], AbstractContextManager[Place]]
     options: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def run(self, plan: Plan) -> Iterator[SetUp]:
-        """Raises MeshdError if it does not come up."""
+        """Raises MeshdError or OSError if it does not come up."""
         many = "many" in self.name
-        context = () if many else ("-c", str(plan.context))
-        options = (*self.options, *context)
-        with stock_server(plan.stock, plan.model, self.place, options, subprocess.DEVNULL) as port:
-            yield SetUp(self.name, port, many, far=self.name.endswith(" ms"))
+        options = (*self.options, *(() if many else ("-c", str(plan.context))))
+        with self.place() as bare:
+            place = replace(bare, env={**bare.env, **self.env})
+            with stock_server(plan.stock, plan.model, place, options, subprocess.DEVNULL) as port:
+                yield SetUp(self.name, port, many, far=self.name.endswith(" ms"))
 
 
-def _plain(stack: ExitStack, plan: Plan, ways: Sequence[str]) -> Iterator[_Plain]:
+def _plain(plan: Plan, ways: Sequence[str]) -> Iterator[_Plain]:
     programs = Programs(mesh=plan.stock, stock=plan.stock)
-
-    def on(devices: Sequence[str], env: Mapping[str, str] | None = None) -> Place:
-        place = stack.enter_context(here(devices))
-        return Place(place.devices, place.options, {**place.env, **(env or {})})
-
+    every, first = partial(here, plan.devices), partial(here, plan.devices[:1])
     for ubatch in plan.ubatches:
         small, end = ("-ub", str(ubatch)), _suffix(ubatch)
         one, many = (*_ONE_SLOT, *small), (*plan.many_slots, *small)
         if "box" in ways:
-            every = plan.devices
-            yield _Plain(f"box{end}", on(every), one)
-            yield _Plain(f"box, no reuse{end}", on(every, _REUSE_OFF), one)
-            yield _Plain(f"box, many{end}", on(every), many)
-            yield _Plain(f"box, shared, many{end}", on(every), (*many, "-kvu"))
+            yield _Plain(f"box{end}", every, one)
+            yield _Plain(f"box, no reuse{end}", every, one, _REUSE_OFF)
+            yield _Plain(f"box, many{end}", every, many)
+            yield _Plain(f"box, shared, many{end}", every, (*many, "-kvu"))
         if "alone" in ways:
-            yield _Plain(f"alone{end}", on(plan.devices[:1]), one)
+            yield _Plain(f"alone{end}", first, one)
         for rtt in plan.rtt if "rpc" in ways else ():
-            place = stack.enter_context(stock_workers(programs, plan.devices, subprocess.DEVNULL, rtt))
-            yield _Plain(f"rpc{_suffix(ubatch, rtt)}", place, one)
+            workers = partial(stock_workers, programs, plan.devices, subprocess.DEVNULL, rtt)
+            yield _Plain(f"rpc{_suffix(ubatch, rtt)}", workers, one)
 
 
 def _plain_set_ups(stack: ExitStack, plan: Plan, ways: Sequence[str], found: Found) -> list[SetUp]:
     """Start all side by side: most of a start is one thread's work."""
-    wanted = list(_plain(stack, plan, ways))
+    wanted = list(_plain(plan, ways))
     set_ups = []
     with ThreadPoolExecutor(len(wanted) or 1) as pool:
         started = [(one, pool.submit(_entered, one, plan)) for one in wanted]
@@ -257,7 +278,10 @@ def _entered(one: _Plain, plan: Plan) -> tuple[ExitStack, SetUp]:
         return stack.pop_all(), set_up
 
 
-async def _mesh(owner: Owner, plan: Plan, folder: Path, name: str, rtt: int, options: Sequence[str]) -> SetUp:
+async def _mesh(
+    owner: Owner, plan: Plan, folder: Path, name: str, rtt: int, options: Sequence[str]
+) -> tuple[SetUp, str]:
+    """Return it, and what meshd chose. Raises MeshdError."""
     fleet = Fleet(
         FleetSpec(
             folder=folder,
@@ -273,10 +297,15 @@ async def _mesh(owner: Owner, plan: Plan, folder: Path, name: str, rtt: int, opt
     head = await fleet.start_head(owner)
     await until_head_serves(fleet, head)
     status = await head.until(model_ready)
-    for part in status.model.split if status.model is not None else ():
-        sys.stdout.write(f"{name}: {part.node} {part.device}: {part.layers} layers, push {part.push}\n")
+    parts = status.model.split if status.model is not None else ()
+    (pid,) = (
+        child.pid for child in status.children if child.name == "llama-server" and child.pid is not None
+    )
+    argv = arguments_of(pid)
+    ubatch = argv[argv.index("-ub") + 1] if "-ub" in argv else "llama.cpp's own"
+    layers = ", ".join(f"{part.layers} on {part.device} of {part.node}" for part in parts)
     port = int(fleet.api_url(status).rpartition(":")[2])
-    return SetUp(name, port, "many" in name, far=rtt > 0)
+    return SetUp(name, port, "many" in name, far=rtt > 0), f"micro batch {ubatch}; layers: {layers}"
 
 
 async def _mesh_set_ups(owner: Owner, plan: Plan, folder: str, found: Found) -> list[SetUp]:
@@ -287,18 +316,20 @@ async def _mesh_set_ups(owner: Owner, plan: Plan, folder: str, found: Found) -> 
         "mesh, many": (*each, "--slots", str(plan.slots)),
     }
     set_ups = []
-    for rtt, ubatch, (way, options) in product(plan.rtt, plan.ubatches, ways.items()):
+    for rtt, ubatch, (way, options) in itertools.product(plan.rtt, (_OWN, *plan.ubatches), ways.items()):
         place = Path(tempfile.mkdtemp(dir=folder))
         name = way + _suffix(ubatch, rtt)
-        small = ("--", "-ub", str(ubatch)) if ubatch != _USUAL_UBATCH else ()
+        small = ("--", "-ub", str(ubatch)) if ubatch != _OWN else ()
         try:
-            set_ups.append(await _mesh(owner, plan, place, name, rtt, (*options, *small)))
+            set_up, found.chosen[name] = await _mesh(owner, plan, place, name, rtt, (*options, *small))
+            set_ups.append(set_up)
         except MeshdError as error:
             found.fail(name, error)
     return set_ups
 
 
-async def _measure(plan: Plan, ways: Sequence[str], found: Found) -> None:
+async def _measure(plan: Plan, ways: Sequence[str], found: Found) -> list[str]:
+    """Measure all; return what is lacking."""
     with tempfile.TemporaryDirectory(prefix="meshd-bench-") as folder, ExitStack() as stack:
         async with Owner() as owner:
             began = time.monotonic()
@@ -313,6 +344,7 @@ async def _measure(plan: Plan, ways: Sequence[str], found: Found) -> None:
                     if time.monotonic() < plan.until:
                         await asyncio.to_thread(_try, set_up, plan, found, counts=number > 0)
             owner.cancel()
+    return found.lacking({one.name: one.rows(plan) for one in set_ups}, plan.tries)
 
 
 def _try(set_up: SetUp, plan: Plan, found: Found, *, counts: bool) -> None:
@@ -334,7 +366,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ways", default="box,alone,rpc,mesh")
     parser.add_argument("--prompts", type=numbers, default=[512, 2048, 8190])
     parser.add_argument("--many", type=numbers, default=[32], help="requests at once")
-    parser.add_argument("--ubatch", type=numbers, default=[_USUAL_UBATCH])
+    parser.add_argument("--ubatch", type=numbers, default=[512])
     parser.add_argument("--rtt", type=numbers, default=[0], help="milliseconds, between nodes")
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--tries", type=int, default=5)
@@ -357,12 +389,14 @@ def main(argv: Sequence[str]) -> int:
     )
     found = Found(plan.output)
     try:
-        run_loop(_measure(plan, args.ways.split(","), found))
+        lacking = run_loop(_measure(plan, args.ways.split(","), found))
     except ExceptionGroup as group:
         raise first_error(group) from group
     lines, met = table(found.rates)
     sys.stdout.write("\n".join(lines) + "\n")
-    if found.faults or not found.rates:
+    if lacking:
+        sys.stdout.write(f"lacking, or measured less than {plan.tries} times: {'; '.join(lacking)}\n")
+    if found.faults or lacking or not found.rates:
         return 1
     return 0 if met else MISSED
 

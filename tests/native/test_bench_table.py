@@ -1,6 +1,8 @@
 """The table of `tests.native.bench_table`: medians, the fastest plain process, and the goals."""
 
-from tests.native.bench_table import GOALS, ONE, table
+from pathlib import Path
+
+from tests.native.bench_table import GOALS, ONE, Found, table
 
 RATES = {
     "box": {"prompt 512": [100.0, 90.0, 110.0], ONE: [50.0]},
@@ -36,3 +38,20 @@ def test_what_is_far_is_held_to_no_goal() -> None:
     assert met
     [line] = [line for line in lines if "20 ms" in line]
     assert "goal" not in line
+
+
+def test_what_was_measured_too_seldom_is_lacking(tmp_path: Path) -> None:
+    found = Found(tmp_path / "found.json")
+    found.add("box u512", "prompt 512", 100.0)
+    found.add("box u512", "prompt 512", 110.0)
+    found.add("mesh", "prompt 512", 90.0)
+    expected = {"box u512": ["prompt 512"], "mesh": ["prompt 512", ONE]}
+    assert found.lacking(expected, 2) == ["mesh, prompt 512", f"mesh, {ONE}"]
+    assert found.lacking({"box u512": ["prompt 512"]}, 2) == []
+    assert "box u512" in (tmp_path / "found.txt").read_text()
+
+
+def test_the_box_is_the_fastest_of_all_micro_batches() -> None:
+    rates = {"box u512": {ONE: [50.0]}, "box, no reuse u256": {ONE: [100.0]}, "mesh u512": {ONE: [80.0]}}
+    [_, _, mesh] = table(rates)[0]
+    assert " 0.80" in mesh and mesh.endswith("missed")
