@@ -11,6 +11,7 @@ from itertools import pairwise
 from meshd.wire.capacity import TimedLayer, checked_time
 
 _WORDS = 4  # per line
+_TRIALS_DIFFER = 1.15  # four cards of one kind got 7, 8, 9 and 8 of 32 layers by their trials
 _MOST_STEEP = 4.0  # maximum growth of the time per token with more tokens: no device slows down that much
 
 
@@ -61,6 +62,24 @@ class DeviceSpeed:
 
     def __contains__(self, kind: int) -> bool:
         return kind in self._points
+
+    def as_shortest(self, alike: Sequence["DeviceSpeed"]) -> "DeviceSpeed":
+        """Return the shortest times of devices like this one, itself among them.
+
+        Unchanged if a time is longer than that by more than trials of one device differ: then it is slower.
+        """
+        found = DeviceSpeed((), share=self.share, cores=self.cores)
+        for kind, points in self._points.items():
+            others = [dict(other._points.get(kind, ())) for other in alike]
+            found._points[kind] = [
+                (tokens, min(other.get(tokens, took) for other in others)) for tokens, took in points
+            ]
+            if any(
+                took > _TRIALS_DIFFER * least
+                for (_, took), (_, least) in zip(points, found._points[kind], strict=True)
+            ):
+                return self
+        return found
 
     def seconds(self, kind: int, tokens: float) -> float:
         """Return the seconds of one layer. Raises KeyError if this kind was not measured."""

@@ -140,7 +140,7 @@ def pool_of(device: OfferedDevice, machine: str) -> str:
 
 
 def measured_machines(work: LayerWork, machines: Machines, options: HeadOptions) -> Measured:
-    """Keep in the comparison what was measured with this kind of model."""
+    """Keep in the comparison what was measured with this kind of model; cards of one kind are as fast."""
     kinds = set(work.kinds)
 
     def is_known(node: str, device: str) -> bool:
@@ -164,7 +164,25 @@ def measured_machines(work: LayerWork, machines: Machines, options: HeadOptions)
             unmeasured[offer.node] = why = NotMeasured() if reason is None else Reported(reason)
             offer = replace(offer, excluded={**offer.excluded, **dict.fromkeys(unknown, why)})
         offers.append(offer)
-    return Measured(replace(machines, offers=tuple(offers)), unmeasured)
+    speeds = _alike_speeds(machines, options.node_name)
+    return Measured(replace(machines, offers=tuple(offers), speeds=speeds), unmeasured)
+
+
+def _alike_speeds(machines: Machines, me: str) -> dict[tuple[str, str], DeviceSpeed]:
+    """Return all speeds, those of cards of one kind alike: a trial is off by more than such cards differ.
+
+    Otherwise the one that was lucky gets a layer more, and all others wait for it.
+    """
+    speeds = dict(machines.speeds)
+    lent = [(offer.node, device) for offer in machines.offers for device in offer.devices]
+    groups: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for node, device in [*lent, *((me, device) for device in machines.own)]:
+        if device.kind == "gpu" and device.description and (node, device.name) in speeds:
+            groups.setdefault((device.description, device.total_bytes), []).append((node, device.name))
+    for places in groups.values():
+        alike = [machines.speeds[place] for place in places]
+        speeds.update((place, machines.speeds[place].as_shortest(alike)) for place in places)
+    return speeds
 
 
 def one_for_each_pool(

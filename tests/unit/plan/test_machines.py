@@ -1,6 +1,6 @@
 """Test what machines share, lend and give back, and layers that are given by node."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ from meshd.plan.choose_split import SplitChoice, choose_split, plan_model
 from meshd.plan.machines import (
     Machines,
     NodeOffer,
+    measured_machines,
     one_for_each_card,
     with_fixed_layers,
     with_given_back,
@@ -282,3 +283,31 @@ def test_a_card_on_which_two_compute_counts_once_in_a_prompt() -> None:
     assert shared is not None and own is not None
     assert shared.generate_tok_s == own.generate_tok_s
     assert (shared.prompt_tok_s or 0) < 0.7 * (own.prompt_tok_s or 0)
+
+
+def cards(layer_ms: Mapping[str, float], kinds: Mapping[str, str]) -> Machines:
+    """Return workers with a card each, of these kinds."""
+    lent = {node: OfferedDevice("CUDA0", "gpu", kind, 80 * GIB, 80 * GIB) for node, kind in kinds.items()}
+    offers = [NodeOffer(node, WorkerOffer((card,), False, node, bytes(16))) for node, card in lent.items()]
+    speeds = {(node, "CUDA0"): speed(ms) for node, ms in layer_ms.items()}
+    return Machines(tuple(offers), (), speeds)
+
+
+def test_cards_of_one_kind_are_as_fast_where_trials_hardly_differ() -> None:
+    kinds = {"a": "H100", "b": "H100", "c": "H100", "d": "T4"}
+    there = cards({"a": 1.0, "b": 1.1, "c": 1.3, "d": 1.05}, kinds)
+    found = measured_machines(WORK, there, replace(OPTIONS, devices=("none",))).machines.speeds
+    took = {node: found[node, "CUDA0"].seconds(0, 1) for node in kinds}
+    assert took["a"] == took["b"] == pytest.approx(0.001)
+    assert took["c"] == pytest.approx(0.0013), "it is slower, not unlucky"
+    assert took["d"] == pytest.approx(0.00105), "another kind of card"
+
+
+def test_processors_keep_their_own_times() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 1.1, "a": 1.0, "b": 1.05})
+    found = measured_machines(WORK, there, OPTIONS).machines.speeds
+    assert {node: found[node, "CPU"].seconds(0, 1) for node, _ in found} == {
+        "head": pytest.approx(0.0011),
+        "a": pytest.approx(0.001),
+        "b": pytest.approx(0.00105),
+    }
