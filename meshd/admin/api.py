@@ -32,12 +32,17 @@ class PingReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InviteReply:
-    """A new invite. `token` is a secret."""
+    """A new invite. `token` is a secret.
+
+    `url`: the page for a browser in the node's network, with the invite; empty if it is not for a browser, or
+    if the node offers no page there.
+    """
 
     token: str
     id: str
     expires_at: int
     uses: int
+    url: str = ""
 
     def validity(self, now: float) -> str:
         """Return for people how often it can be used, and for how long."""

@@ -112,7 +112,7 @@ class Invite:
             "--browser",
             metavar="NAME",
             help="for a browser, such as that of a phone, under this name: it chats, from anywhere, without "
-            "meshd; end that with `meshd revoke NAME`",
+            "meshd; a terminal shows a QR code of the page; end it with `meshd revoke NAME`",
         )
         parser.add_argument("--qr", action="store_true", help="also draw the invite as a QR code")
         parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
@@ -142,9 +142,15 @@ class Invite:
             out.json(to_fields(reply))
             return 0
         out.line(reply.token)
-        # in capitals, which an invite survives, it takes half as much room
-        if args.qr and not out.qr_code(reply.token.upper()):
+        wants_qr = args.qr or (bool(reply.url) and out.terminal)
+        # in capitals, which an invite survives, it takes half as much room; beside an address, it does not
+        if wants_qr and not out.qr_code(reply.url or reply.token.upper()):
             out.note("no QR code: the terminal is too narrow for it, or cannot show block characters")
+        if reply.url:
+            page = reply.url.removesuffix(f"#{reply.token}")
+            out.note(f"in this network, scan the QR code, or open {page} and paste the invite")
+        elif args.browser is not None:
+            out.note("paste the invite into the saved page; this node offers no page in its network")
         out.note(reply.validity(time.time()))
         return 0
 

@@ -441,7 +441,7 @@ class DaemonControl(TunnelAnswers):
 
     @InviteRequest.answer
     async def invite(self, request: InviteRequest) -> InviteReply:
-        return self._member.authority.invite(
+        made = self._member.authority.invite(
             now=int(time.time()),
             expires_s=request.expires_s,
             uses=request.uses,
@@ -451,6 +451,7 @@ class DaemonControl(TunnelAnswers):
             candidates=self._member.local.token_candidates(),
             relays=self._member.transports.relays,
         )
+        return replace(made, url=self._member.transports.page_url(made.token)) if request.browser else made
 
     @AcceptRequest.answer
     async def accept(self, request: AcceptRequest) -> AcceptReply:

@@ -520,8 +520,8 @@ class Daemon:
                         gateway.console.welcomes(member.transports.browsers.welcome)
                         work.start(gateway.serve(), name="gateway")
                         if not self._config.serve.no_members:
-                            browsers = member.transports.browsers
-                            work.start(answer_browsers(browsers, gateway), name="browsers")
+                            browsers, port = member.transports.browsers, member.transports.browser_port
+                            work.start(answer_browsers(browsers, port, gateway), name="browsers")
                         await gateway.started.wait()
                         is_open.set()
                         work.start(self.say_when_ready(lambda: gateway.status), name="ready")

@@ -27,6 +27,7 @@ from meshd.identity.keystore import Home, Membership
 from meshd.identity.proof import Credentials
 from meshd.link.browser.direct import BrowserMeetings
 from meshd.link.browser.entrance import Browsers
+from meshd.link.browser.port import BrowserPort, page_place
 from meshd.link.interface import Dialer, Link, LinkKind, Listener, Signals
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import closest
@@ -157,13 +158,13 @@ class Transports:
         )
         self.members = MemberRelayLinks(user.handshake, passes_on=not links.no_relaying)
         self.browsers = self._make_browsers(key, config.node.name, invites, kinds)
+        self.browser_port = BrowserPort(self.browsers, lambda: invites.awaits_browsers(node.wall_clock()))
         self.dialers: list[Dialer] = []
         self._listeners: list[Listener] = []
         self._searching: PortPredictionLinks | None = None
         mesh_port.answer_as(user)
         self._use_kinds(kinds)
-        is_heard = not (links.no_mdns or local_only)
-        self.mdns = self._make_mdns(membership, key, book) if is_heard else None
+        self.mdns = None if links.no_mdns or local_only else self._make_mdns(membership, key, book)
 
     def _make_browsers(
         self, key: KeyPair, name: str, invites: InviteBook, kinds: Collection[LinkKind]
@@ -214,6 +215,7 @@ class Transports:
     def _use_tcp(self) -> None:
         self.dialers.append(TcpDialer(self._user.handshake))
         self._listeners.append(self._mesh_port.listener)
+        self._mesh_port.listener.visitors = self.browser_port
         addresses = self.addresses
         self._use(
             PunchLinks(
@@ -281,6 +283,14 @@ class Transports:
         """Return `candidates` and the link-local addresses, which only neighbours on one link can use."""
         listener = self._mesh_port.listener
         return (*self.candidates(), *(listener.on_links() if listener in self._listeners else ()))
+
+    def page_url(self, token: str) -> str:
+        """Return where a browser in this network opens the page with an invite; empty: nowhere."""
+        listener = self._mesh_port.listener
+        if self.browser_port.read_page is None or listener not in self._listeners:
+            return ""
+        place = page_place(listener.candidates())
+        return place and f"http://{place}/#{token}"
 
     def capabilities(self) -> Mapping[str, str]:
         """Return the facts for this node's record, which tell peers about its network."""

@@ -10,7 +10,6 @@ from aiohttp import WSMsgType, web
 
 from meshd.base.errors import Broken, EndOfStream
 
-SIGNAL_PATH = "/mesh/signal"
 _MAX_MESSAGE_BYTES = 64 << 10
 
 

@@ -33,7 +33,7 @@ from meshd.base.hosts import is_loopback
 from meshd.base.socket_owners import ConnectionOwners
 from meshd.base.tasks import Owner, boot_seconds, in_thread
 from meshd.gateway.access import JSON_TYPE, KeyRing, parse_authority, same_origin
-from meshd.gateway.browser_socket import SIGNAL_PATH, BrowserSocket
+from meshd.gateway.browser_socket import BrowserSocket
 from meshd.gateway.client_connections import demand_method, member_of
 from meshd.gateway.failure import Failure, HttpRefusal, unavailable
 from meshd.gateway.interface import ConsoleSource
@@ -51,6 +51,7 @@ from meshd.gateway.sessions import (
     set_cookie,
 )
 from meshd.link.interface import LetIn, WelcomeBrowser
+from meshd.wire.browser import SIGNAL_PATH
 
 MESH_PATH = "/mesh"
 OPEN_PATH = "/mesh/open"

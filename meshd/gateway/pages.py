@@ -20,6 +20,7 @@ from aiohttp import web
 
 from meshd.base.log import get
 from meshd.base.tasks import in_thread
+from meshd.gateway.failure import ANSWER_HEADERS
 
 CHAT_FOLDER = Path(__file__).parent / "chat"
 MESH_FOLDER = Path(__file__).parent / "mesh"
@@ -48,6 +49,7 @@ MESH_POLICY = (
 )
 _REVALIDATED = "no-cache"  # the files of the version that runs
 _KEPT = "public, max-age=31536000, immutable"  # their names have a hash of their content
+_REMOTE_PATH = "/mesh/remote.html"
 _KEPT_BELOW = ("/_app/immutable/", "/mesh/assets/")
 
 QUIET_HEADER = "X-Meshd-Quiet"  # of a GET of the page, which waits for the model
@@ -91,6 +93,25 @@ class PageFile:
         charset = "utf-8" if is_text else None
         return web.Response(body=body, content_type=self.content_type, charset=charset, headers=headers)
 
+    def plain_response(self) -> bytes:
+        """Return an answer of HTTP/1.1 that ends its connection, for a port without a web server. It blocks.
+
+        Browsers keep it for a week: a page that was opened in the node's network works elsewhere, too.
+        """
+        body = self.place.read_bytes()
+        headers = {
+            **ANSWER_HEADERS,
+            "Content-Type": f"{self.content_type}; charset=utf-8",
+            **({"Content-Encoding": "gzip"} if self.is_gzip else {}),
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": self.policy,
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "private, max-age=604800",
+            "Connection": "close",
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"HTTP/1.1 200 OK\r\n{lines}\r\n".encode() + body
+
 
 Page = Mapping[str, PageFile]
 """The files of a page by the paths of their requests."""
@@ -119,6 +140,11 @@ def chat_page(folder: Path) -> Page | None:
 def mesh_page(folder: Path = MESH_FOLDER) -> Page | None:
     """Return the page of the mesh that was built into `folder`; None if there is none."""
     return _built_page(folder, MESH_POLICY)
+
+
+def remote_page(folder: Path = MESH_FOLDER) -> PageFile | None:
+    """Return the page for browsers elsewhere; None if it was not built."""
+    return (mesh_page(folder) or {}).get(_REMOTE_PATH)
 
 
 def _built_page(folder: Path, policy: str) -> Page | None:

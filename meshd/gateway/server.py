@@ -38,7 +38,6 @@ from meshd.gateway.access import (
 )
 from meshd.gateway.answer import RECORD, Answer, AnswerContext, RequestRecord
 from meshd.gateway.answer_parts import Parts, PartsError, joined_answer
-from meshd.gateway.browser_socket import SIGNAL_PATH
 from meshd.gateway.client_connections import (
     ApiServer,
     ConnectionLimits,
@@ -88,6 +87,7 @@ from meshd.gateway.turns import Accounts, AnswerLog, Turns
 from meshd.gateway.upstream import MOST_JOINED_BYTES
 from meshd.gateway.work import GatewayWork
 from meshd.model.status import ModelState
+from meshd.wire.browser import SIGNAL_PATH
 
 if TYPE_CHECKING:
     from meshd.gateway.tracing import Tracing

@@ -245,6 +245,13 @@ class InviteBook:
         entry = self._entries.get(invite_id)
         return self.join_keys(invite_id) if entry is not None and entry.browser else None
 
+    def awaits_browsers(self, now: int) -> bool:
+        """Return True if a browser may come by one of these invites, for the first time or again."""
+        return any(
+            entry.browser and not entry.revoked and (entry.used or entry.state(now) == "valid")
+            for entry in self._entries.values()
+        )
+
     def encode(self) -> bytes:
         """Encode the book for the key store: it holds secrets."""
         entries: list[Value] = [_pack_entry(entry) for entry in self.entries()]

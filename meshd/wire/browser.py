@@ -12,6 +12,7 @@ from meshd.wire.limits import AtMost, Items, NodeId, Prose, ShortName, Size, Tex
 from meshd.wire.signal import MAX_PAYLOAD_BYTES
 
 SIGNALLING, DATA = b"\0", b"\1"
+SIGNAL_PATH = "/mesh/signal"  # of the WebSocket at the node itself
 MAX_DATA_BYTES = 16 << 10  # one message of the channel
 MAX_SEALED_BYTES = MAX_DATA_BYTES + 1024  # one frame, with its seal
 MAX_FIRST_BYTES = 256  # one frame, before the seal is made

@@ -25,17 +25,7 @@ _NORMAL, _VIOLATION, _NOT_TAKEN, _TOO_LONG = 1000, 1002, 1003, 1009
 
 def read_request(head: bytes) -> tuple[str, bytes]:
     """Return path and key of an opening request, `head` up to its empty line. Raises RemoteProtocolError."""
-    lines = head.split(b"\r\n")
-    parts = lines[0].split(b" ")
-    if len(parts) != 3 or parts[0] != b"GET" or parts[2] != b"HTTP/1.1" or len(lines) > _MAX_FIELDS:
-        raise _wrong("not a request for a WebSocket")
-    fields: dict[bytes, bytes] = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or not name or name != name.strip():
-            raise _wrong("a header field is malformed")
-        name = name.lower()
-        fields[name] = fields[name] + b"," + value if name in fields else value
+    path, fields = _read_head(head)
     key = fields.get(b"sec-websocket-key", b"").strip()
     if (
         b"websocket" not in _words(fields.get(b"upgrade", b""))
@@ -44,8 +34,28 @@ def read_request(head: bytes) -> tuple[str, bytes]:
         or not _is_key(key)
     ):
         raise _wrong("not a request for a WebSocket of version 13")
+    return path, key
+
+
+def read_path(head: bytes) -> str:
+    """Return the path of any GET request, `head` up to its empty line. Raises RemoteProtocolError."""
+    return _read_head(head)[0]
+
+
+def _read_head(head: bytes) -> tuple[str, dict[bytes, bytes]]:
+    lines = head.split(b"\r\n")
+    parts = lines[0].split(b" ")
+    if len(parts) != 3 or parts[0] != b"GET" or parts[2] != b"HTTP/1.1" or len(lines) > _MAX_FIELDS:
+        raise _wrong("not a GET request of HTTP/1.1")
+    fields: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            raise _wrong("a header field is malformed")
+        name = name.lower()
+        fields[name] = fields[name] + b"," + value if name in fields else value
     try:
-        return parts[1].decode("ascii"), key
+        return parts[1].decode("ascii"), fields
     except UnicodeDecodeError:
         raise _wrong("a path that is not ASCII") from None
 

@@ -94,6 +94,21 @@ def test_each_file_is_served_with_strict_headers_and_without_a_key(path: str, ke
     assert "Access-Control-Allow-Origin" not in headers
 
 
+def test_a_port_without_a_web_server_gives_a_page_with_the_same_headers(built: Path) -> None:
+    page = chat_page(built)
+    assert page is not None
+    head, _, body = page["/"].plain_response().partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    assert first == "HTTP/1.1 200 OK"
+    assert {name: headers.get(name) for name in HEADERS} == HEADERS
+    assert headers["Content-Security-Policy"] == ask("/", page=page)[1]["Content-Security-Policy"]
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert (int(headers["Content-Length"]), headers["Connection"]) == (len(body), "close")
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body).decode() == BUILT["index.html"]
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_head_has_the_headers_alone(path: str) -> None:
     status, headers, body = ask(path, method="HEAD")

@@ -11,14 +11,17 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
 from aiohttp import web
 from meshd.gateway.browser_bridge import BrowserApi
-from meshd.gateway.pages import MESH_FOLDER
+from meshd.gateway.pages import MESH_FOLDER, PageFile, remote_page
 from meshd.identity.invite import Invite, encode_token, parse_token
+from meshd.link.browser.port import BrowserPort
+from meshd.link.tcp.links import TcpListener
 
 from tests.conformance.browsers import desk
 from tests.conformance.relays import House, house
@@ -74,12 +77,17 @@ def showing(state: mesh_page_states.State) -> States:
 
 @dataclass
 class Scene:
-    """A node that pages can reach, and what a page needs to know of it."""
+    """A node that pages can reach, and what a page needs to know of it.
+
+    `url`: the page at its mesh port, with the invite as a QR code has it; `shut` closes that port.
+    """
 
     here: World
     invite: str
     home: House
     page: Path
+    url: str
+    shut: Callable[[], object]
 
     def open(self, page: "Page") -> None:
         page.add_init_script(CUTTER)
@@ -133,9 +141,77 @@ def look(
             invite = Invite(home.mesh.mesh, ann.party.node.peer, b"b" * 16, 1 << 33, (), (home.hint,))
             saved = folder / "saved.html"
             saved.write_bytes(gzip.decompress(PACKED.read_bytes()))
-            await asyncio.to_thread(see, Scene(here, encode_token(invite), home, saved))
+            token = encode_token(invite)
+            port = BrowserPort(ann.browsers, lambda: True)
+            port.read_page = partial(asyncio.to_thread, remote_file().plain_response)
+            listener = TcpListener(ann.party.node.now, host="127.0.0.1")
+            listener.visitors = port
+            listener.open()
+            listening = home.owner.start(listener.serve(_no_links), name="mesh port")
+            held.callback(listening.cancel)
+            shut = partial(asyncio.get_running_loop().call_soon_threadsafe, listening.cancel)
+            url = f"http://127.0.0.1:{listener.port}/#{token.upper()}"
+            await asyncio.to_thread(see, Scene(here, token, home, saved, url, shut))
 
     run(work(), seconds=290)
+
+
+async def _no_links(_link: object) -> None:
+    raise AssertionError("no node comes to this port")
+
+
+def remote_file() -> PageFile:
+    page = remote_page()
+    assert page is not None
+    return page
+
+
+def test_a_scanned_qr_code_is_all_that_a_phone_needs(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser, size=(390, 844)) as opened:
+            page = opened.page
+            page.goto(scene.url)
+            page.get_by_text("Connected ").wait_for()
+            assert page.url == scene.url.partition("#")[0]
+            ask(page, "tell me")
+            page.get_by_text("word059").wait_for()
+            assert {asked.partition("#")[0] for asked in opened.asked} == {page.url}
+            assert opened.errors == []
+
+    look(slowly(0.0), see, tmp_path)
+
+
+def test_a_page_of_the_network_works_elsewhere(tmp_path: Path) -> None:
+    """The browser has kept the page, and its invite names a relay."""
+
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(scene.url)
+            page.get_by_text("Connected ").wait_for()
+            page.goto("about:blank")
+            scene.shut()
+            page.goto(scene.url.partition("#")[0])
+            page.get_by_text("Connected ").wait_for()
+            ask(page, "tell me")
+            page.get_by_text("word059").wait_for()
+
+    look(slowly(0.0), see, tmp_path)
+
+
+def test_another_invite_in_the_same_page_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(scene.url.partition("#")[0])
+            page.get_by_label("Invite").wait_for()
+            page.goto(scene.url)  # changes the fragment alone, and loads nothing
+            page.get_by_text("Connected ").wait_for()
+            assert "#" not in page.url
+            page.goto(f"{scene.url[:-3]}abc")
+            page.get_by_role("alert").filter(has_text="damaged").wait_for()
+
+    look(slowly(0.0), see, tmp_path)
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -33,6 +33,7 @@ from meshd.link.browser.channels import DirectChannel, SealedChannel
 from meshd.link.interface import BrowserChannel, BytePipe, Dialer, Link, Listener, Signals
 from meshd.link.secure.handshake import ProvenLink
 from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.visit import Visit
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
 from meshd.peer.signals import SignalService
@@ -101,6 +102,7 @@ console_source: Callable[[ConsoleOnDemand], ConsoleSource] = same
 sealed_channel: Callable[[SealedChannel], BrowserChannel] = same
 direct_channel: Callable[[DirectChannel], BrowserChannel] = same
 pipe_at_the_api: Callable[[BrowserSocket], BytePipe] = same
+pipe_at_the_port: Callable[[Visit], BytePipe] = same
 FITS = [fits.__args__ for fits in globals()["__annotations__"].values()]
 
 

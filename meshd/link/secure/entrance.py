@@ -17,7 +17,7 @@ from meshd.base.tasks import Owner
 from meshd.base.unproven_connections import Standing, UnprovenConnections
 from meshd.identity.proof import Proven, Purpose, has_caller_mark
 from meshd.identity.tls_certificate import make_link_certificate
-from meshd.link.interface import Accept, Link
+from meshd.link.interface import Accept, BytePipe, LetIn, Link
 from meshd.link.net import local_addresses
 from meshd.link.secure.handshake import HandshakeContext, RawPipe, present, prove_accepted
 from meshd.link.secure.joining import JoinDesk, Joining, OnJoiner
@@ -36,6 +36,30 @@ class IncomingPipe(RawPipe, Protocol):
     async def secure(self) -> None: ...
     def widen(self) -> None: ...
     def abort(self) -> None: ...
+
+
+class Visiting(BytePipe, Protocol):
+    """A connection of a browser, which makes no link."""
+
+    host: str
+    remote: str
+
+    async def request(self) -> bytes: ...
+    async def answer(self, *pieces: bytes) -> None: ...
+    async def open(self, key: bytes) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Visitors(Protocol):
+    """Answers browsers at the port of a listener."""
+
+    def expects(self, local: str, remote: str) -> bool:
+        """Return True if a browser that comes from one address to the other is answered at all."""
+        ...
+
+    async def serve(self, visit: Visiting, let_in: LetIn) -> bool:
+        """Run the whole life of a visit; False: its browser has proven nothing. `let_in`: once it has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +110,35 @@ class Entrance:
         else:
             # a task that is cancelled before its first step never comes to its own clean-up
             task.add_done_callback(lambda _: self._part(pipe))
+
+    def visited(self, visit: Visiting, visitors: Visitors, owner: Owner, *, instead_of: IncomingPipe) -> None:
+        """Own a browser's connection to its end; it takes the place of the pipe that it was."""
+        self.unproven.leave(instead_of)
+        callers = self._handshake().callers
+        known = callers is not None and callers.knows(visit.host, asyncio.get_running_loop().time())
+        standing = Standing.KNOWN_ADDRESS if known else Standing.STRANGER
+        self.unproven.arrive(visit, host=visit.host, send_away=visit.abort, standing=standing)
+
+        def part(_task: object = None) -> None:
+            visit.abort()
+            self.unproven.leave(visit)
+
+        try:
+            task = owner.start_for(visit.host, self._receive(visit, visitors), name=f"visit-{visit.remote}")
+        except Closed:  # shutting down
+            part()
+        else:
+            task.add_done_callback(part)
+
+    async def _receive(self, visit: Visiting, visitors: Visitors) -> None:
+        """Run the whole life of a browser's connection."""
+        try:
+            is_proven = await visitors.serve(visit, lambda _key: self.unproven.leave(visit))
+            callers = self._handshake().callers
+            if not is_proven and callers is not None:
+                callers.failed(visit.host, asyncio.get_running_loop().time())
+        finally:
+            await visit.aclose()
 
     def goes_on(self, pipe: IncomingPipe, hello: bytes | bytearray) -> bool:
         """Return True if a TLS handshake that began with `hello` is worth its signature.

@@ -21,7 +21,7 @@ from meshd.identity.proof import MARK_NONCE_BYTES, Proven, Purpose, caller_mark
 from meshd.link.interface import Accept, LinkKind, Transport
 from meshd.link.net import local_addresses
 from meshd.link.net.happy_eyeballs import dial_order, race
-from meshd.link.secure.entrance import Arrival, Entrance, PortListener
+from meshd.link.secure.entrance import Arrival, Entrance, PortListener, Visitors
 from meshd.link.secure.handshake import (
     PROOF_SECONDS,
     HandshakeContext,
@@ -133,7 +133,7 @@ class TcpListener(PortListener):
 
     Its opener calls `close` in the end: a `serve` that is cancelled before its first step does not.
     `host` empty: every address of this machine. Joiners are handed to `on_joiner` (link/secure/joining.py);
-    without it they are turned away.
+    without it they are turned away. `visitors` may be set at any time: it answers browsers.
     """
 
     kind = LinkKind.TCP
@@ -151,6 +151,7 @@ class TcpListener(PortListener):
         entrance = Entrance(handshake, on_joiner=on_joiner, proof_seconds=proof_seconds)
         super().__init__(entrance, partial(listen, host, port))
         self._context: ssl.SSLContext = listener_context(entrance.certificate)
+        self.visitors: Visitors | None = None
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
@@ -165,9 +166,17 @@ class TcpListener(PortListener):
                 def made(pipe: TcpPipe) -> None:
                     self._arrive(pipe, accept, owner)
 
+                def visited(pipe: TcpPipe, first: bytes) -> bool:
+                    return self._let_visit(pipe, first, owner)
+
                 def fresh() -> TcpPipe:
-                    goes_on = self._entrance.goes_on
-                    return TcpPipe(self._context, server_side=True, on_made=made, on_hello=goes_on)
+                    return TcpPipe(
+                        self._context,
+                        server_side=True,
+                        on_made=made,
+                        on_hello=self._entrance.goes_on,
+                        on_http=visited,
+                    )
 
                 for sock in self._sockets:
                     owner.start(
@@ -185,6 +194,14 @@ class TcpListener(PortListener):
             return _link(pipe, proven, dialled=False, mapped=mapped)
 
         def blames(_secured: bool) -> bool:
-            return not pipe.asked_where
+            return not pipe.wants_no_link
 
         self._entrance.arrive(Arrival(pipe, pipe.remote_host, make_link, blames), accept, owner, name="tcp")
+
+    def _let_visit(self, pipe: TcpPipe, first: bytes, owner: Owner) -> bool:
+        """Have a browser answered; False if nothing is for browsers there: then it is a mistake in TLS."""
+        visitors = self.visitors
+        if visitors is None or not visitors.expects(pipe.local_host, pipe.remote_host):
+            return False
+        self._entrance.visited(pipe.as_visit(first), visitors, owner, instead_of=pipe)
+        return True

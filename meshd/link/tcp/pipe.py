@@ -16,6 +16,7 @@ from meshd.base.errors import Broken, Closed, CutOff, EndOfStream, MeshdError, R
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
 from meshd.link.tcp.sockets import tune
+from meshd.link.tcp.visit import HTTP, Visit
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
 from meshd.wire.stun import Endpoint, StreamAnswers
 
@@ -57,8 +58,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
     """A RawPipe (secure/handshake.py) over TLS over TCP.
 
     `on_made` is called with it once it is connected. `on_hello` is called with it and all bytes of the
-    handshake so far each time some have come, and returns True to continue. A dialler sends `server_hostname`
-    in clear.
+    handshake so far each time some have come, and returns True to continue. `on_http` is called with it if it
+    begins with HTTP, and returns True if `as_visit` was called. A dialler sends `server_hostname` in clear.
     """
 
     _code = "tls"
@@ -71,12 +72,15 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         server_hostname: str | None = None,
         on_made: "Callable[[TcpPipe], None] | None" = None,
         on_hello: "Callable[[TcpPipe, bytearray], bool] | None" = None,
+        on_http: "Callable[[TcpPipe, bytes], bool] | None" = None,
     ) -> None:
         super().__init__()
         self._engine = TlsEngine(context, server_side=server_side, server_hostname=server_hostname)
         self._server_side = server_side
         self._on_made = on_made
         self._on_hello = on_hello
+        self._on_http = on_http
+        self._is_visit = False
         self._hello = bytearray()  # what came before the handshake was done, up to MAX_UNPROVEN_BYTES
         self._transport: asyncio.Transport | None = None
         self.local = self.remote = ""  # host:port
@@ -116,6 +120,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             return  # closing: whatever comes now is thrown away
         if not self._secured and self._is_stun():
             self._answer_stun(bytes(self._raw[:nbytes]))
+            return
+        if self._is_http() and self._on_http is not None and self._on_http(self, bytes(self._raw[:nbytes])):
             return
         if self._on_hello is not None and not self._secured and len(self._hello) < MAX_UNPROVEN_BYTES:
             self._hello += self._raw[:nbytes]
@@ -171,6 +177,14 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         if self._transport is not None and not self._lost.is_set():
             self._transport.abort()
 
+    def as_visit(self, first: bytes) -> Visit:
+        """Give the connection up to a browser's visit, which began with `first`; this pipe ends."""
+        assert self._transport is not None
+        transport, self._transport = self._transport, None
+        self._is_visit = True
+        self._finish(Closed, "a browser has come")
+        return Visit(transport, first, host=self.remote_host, remote=self.remote)
+
     async def wait_lost(self) -> None:
         """Wait until the socket is closed; after `abort` that is the loop's next turn."""
         if self._transport is not None:
@@ -210,9 +224,13 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._readable.set()
 
     @property
-    def asked_where(self) -> bool:
-        """True if the other side wanted to know its own address, and no link."""
-        return self._stun is not None
+    def wants_no_link(self) -> bool:
+        """True if the other side wanted to know its own address, or is a browser."""
+        return self._stun is not None or self._is_visit
+
+    def _is_http(self) -> bool:
+        first = self._server_side and not self._handshake_bytes and not self._secured
+        return first and self._raw[:1] == HTTP
 
     def _is_stun(self) -> bool:
         """Return True if this is STUN: TLS never begins with a zero, a binding request always does."""

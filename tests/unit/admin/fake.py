@@ -136,6 +136,7 @@ TUNNEL = TunnelView(
 )
 
 
+PAGE_URL = "http://192.168.1.5:17430/#meshd1token"
 GUEST = Joined(id=PEER.id, name="garage")
 PONG = PingReply(
     peer=PEER.id, name="garage", rtt_ms=1.234, kind=LinkKind.TCP, path="lan", remote="192.168.1.5:17430"
@@ -341,8 +342,11 @@ class FakeControl(Answers):
                 raise Refused("no answer within 5 s", code="timeout", hint="is it running")
             case api.PingRequest():
                 return PONG
-            case api.InviteRequest(uses=uses):
-                return InviteReply(token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=uses)
+            case api.InviteRequest(uses=uses, browser=browser):
+                url = PAGE_URL if browser == "phone" else ""
+                return InviteReply(
+                    token="meshd1token", id="00ff", expires_at=1_900_000_000, uses=uses, url=url
+                )
             case api.InviteListRequest():
                 return InviteList(invites=(INVITE,))
             case api.InviteRevokeRequest(id=invite):

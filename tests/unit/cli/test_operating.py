@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 from meshd.admin.authority import Authority, save_addresses
+from meshd.cli.layout import Layout
 from meshd.config.load import load
 from meshd.identity.invite import parse_token
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import Home
 from meshd.wire.address import Candidate
 
-from tests.unit.admin.fake import PEER, FakeControl
+from tests.unit.admin.fake import PAGE_URL, PEER, FakeControl
 
 from .shell import meshd, refused
+from .test_layout import SGR
 
 
 @pytest.fixture
@@ -43,9 +45,32 @@ def test_an_invite_as_a_qr_code_stands_beside_the_result(daemon: FakeControl) ->
     assert meshd("invite", "--qr", answer="").out == "meshd1token\n"
 
 
+def test_an_invite_for_a_browser_shows_the_page_with_it(daemon: FakeControl) -> None:
+    drawn = "█"
+    ran = meshd("invite", "--browser", "phone")
+    assert (ran.code, ran.out) == (0, "meshd1token\n")
+    assert "open http://192.168.1.5:17430/ and paste" in ran.err and drawn not in ran.err
+    ran = meshd("invite", "--browser", "phone", answer="")  # on a terminal
+    assert (ran.out, drawn in ran.err) == ("meshd1token\n", True)
+    lines = Layout().qr_code(PAGE_URL)
+    assert lines is not None
+    assert drawn in meshd("invite", "--browser", "phone", "--qr").err
+    assert SGR.sub("", ran.err).splitlines()[1:-3] == lines.splitlines()
+    assert json.loads(meshd("invite", "--browser", "phone", "--json").out)["url"] == PAGE_URL
+    ran = meshd("invite", "--browser", "tablet", answer="")  # the node has no page for its network
+    assert "paste the invite into the saved page" in ran.err and drawn not in ran.err
+
+
 def test_the_defaults_of_an_invite(daemon: FakeControl) -> None:
     body = json.loads(meshd("invite", "--json").out)
-    assert body == {"schema": 1, "token": "meshd1token", "id": "00ff", "expires_at": 1_900_000_000, "uses": 1}
+    assert body == {
+        "schema": 1,
+        "token": "meshd1token",
+        "id": "00ff",
+        "expires_at": 1_900_000_000,
+        "uses": 1,
+        "url": "",
+    }
     assert daemon.asked == [("invite", 86400, 1, ("use", "work"), "")]
 
 

@@ -299,3 +299,17 @@ class Joining(RuleBasedStateMachine):
 
 Joining.TestCase.settings = brief
 TestJoining = Joining.TestCase
+
+
+def test_browsers_are_awaited_while_one_may_come() -> None:
+    book, _ = book_with()
+    assert not book.awaits_browsers(NOW), "the invite is for nodes"
+    entry = book.create(
+        secret=b"for a browser...", roles=[Role.USE], now=NOW, expires_at=NOW + 100, uses=1, browser="phone"
+    )
+    assert book.awaits_browsers(NOW)
+    assert not book.awaits_browsers(NOW + 100), "it has expired before anybody came"
+    book.reserve(entry.invite_id, GUEST.peer, NOW)
+    assert book.awaits_browsers(NOW + 1_000_000), "who came by it may come again"
+    book.revoke(entry.invite_id)
+    assert not book.awaits_browsers(NOW)

@@ -12,6 +12,7 @@ from meshd.wire.websocket import (
     accept,
     close_frame,
     frame,
+    read_path,
     read_request,
     unmask,
 )
@@ -39,6 +40,19 @@ def masked(opcode: int, payload: bytes, *, final: bool = True, mask: bytes = b"\
 
 def test_the_request_of_a_browser() -> None:
     assert read_request(REQUEST) == ("/browser/abc", b"dGhlIHNhbXBsZSBub25jZQ==")
+
+
+def test_the_path_of_any_request() -> None:
+    assert read_path(b"GET /?x=1 HTTP/1.1\r\nHost: 192.168.1.5:17430") == "/?x=1"
+    for wrong in (
+        b"",
+        b"GET / HTTP/1.0",
+        b"PUT / HTTP/1.1",
+        b"GET / HTTP/1.1\r\nHost",
+        b"GET /\xe4 HTTP/1.1",
+    ):
+        with pytest.raises(RemoteProtocolError):
+            read_path(wrong)
 
 
 def test_the_answer_is_that_of_the_rfc() -> None:

@@ -44,11 +44,13 @@ function plan(fields: Fields): string[] {
 }
 
 function invite(fields: Fields): string[] {
+	const browser = text(fields.browser);
 	return [
 		'invite',
 		...option('--expires', duration(number(fields.expires_s))),
 		...option('--uses', `${number(fields.uses)}`),
-		...words(fields.roles).flatMap((role) => option('--role', role))
+		// a browser has one role
+		...(browser ? option('--browser', browser) : words(fields.roles).flatMap((role) => option('--role', role)))
 	];
 }
 

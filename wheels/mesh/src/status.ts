@@ -170,6 +170,7 @@ export interface InviteReply {
 	id: string;
 	expires_at: number;
 	uses: number;
+	url: string;
 }
 
 export interface InviteView {

@@ -227,6 +227,21 @@ export const viewTexts = {
 		pong: (name: string, ms: string, kind: string, path: string) => `${name} answered in ${ms} (${kind}, ${path})`
 	},
 
+	browser: {
+		title: 'Invite a phone or another browser',
+		text: 'It gets a chat and this picture of the machines, without meshd. It cannot change anything.',
+		name: 'Name of the device',
+		nameEmpty: 'Give the device a name first.',
+		create: 'Show a QR code',
+		creating: 'Making it…',
+		made: (name: string, time: string) => `Invite for ${name} made: for one browser, valid for ${time}. Keep it secret.`,
+		scan: 'Scan this with a device in the same network. It opens the page and connects.',
+		qr: 'The address of the page, with the invite, as a QR code',
+		copyAddress: 'Copy the address',
+		hide: 'Hide the QR code',
+		noPage: 'This node offers no page in its network. Open the saved page on the device, and paste the invite there.'
+	},
+
 	invite: {
 		new: 'Invite a machine',
 		expires: 'Valid for',

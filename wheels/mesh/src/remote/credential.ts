@@ -10,12 +10,17 @@ interface Kept {
 	lan: string[];
 }
 
+// Whether the address has an invite behind its #, perhaps in capitals, which it survives.
+export function hasInvite(): boolean {
+	return /^#meshd/i.test(location.hash);
+}
+
 // Returns the invite in the address, else the kept one; null if there is none. Throws InviteError. `mayReplace` is
 // asked before another invite takes the place of the kept one: any page can link here with an invite of its own, to a
 // node that would then read what its user writes.
 export function givenInvite(mayReplace: () => boolean): RemoteInvite | null {
-	const token = location.hash.startsWith('#meshd') ? location.hash.slice(1) : '';
-	if (token) {
+	const token = location.hash.slice(1);
+	if (hasInvite()) {
 		history.replaceState(null, '', location.pathname + location.search); // the address is seen by others
 		const kept = keptCredential();
 		if (kept === null || kept.token === readInvite(token, newSeed(), []).token || mayReplace()) return useInvite(token);
