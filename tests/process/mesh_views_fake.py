@@ -56,6 +56,7 @@ from meshd.model.time_account import PartKind, PartSource, TimeAccount, TimePart
 NOW = time.time()
 GARAGE, ATTIC = "rpbcgn66vn" + "a" * 42, "k2hq7xw4me" + "b" * 42
 TOKEN = "meshd1" + "qzry9x8gf2tvdw0s3jn54khce6mua7l" * 8
+PAGE_URL = f"http://192.168.1.5:17430/#{TOKEN}"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">'; rm -rf ~ #"
 
 
@@ -305,7 +306,7 @@ def _of_members() -> dict[str, object]:
         ),
         "forget": ForgetReply(id=ATTIC, name="attic"),
         "invite": InviteReply(
-            token=TOKEN, id="d7300f57d2c2ba28", expires_at=round(time.time()) + 3600, uses=2
+            token=TOKEN, id="d7300f57d2c2ba28", expires_at=round(time.time()) + 3600, uses=2, url=PAGE_URL
         ),
         "invite_list": InviteList(
             invites=(

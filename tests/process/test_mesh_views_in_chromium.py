@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import segno
+import segno.encoder
 from meshd.admin.api import MemberModelsReply
 from meshd.gateway.interface import KeyStatus
 from meshd.gateway.pages import MESH_FOLDER, mesh_page
@@ -17,6 +19,7 @@ from tests.process.mesh_views_fake import (
     ATTIC,
     GARAGE,
     HOSTILE,
+    PAGE_URL,
     PULL,
     FakeNode,
     Refusal,
@@ -154,6 +157,13 @@ CASES: tuple[Case, ...] = (
         {"expires_s": 86400, "uses": 1, "roles": ["use", "work"]},
         "Invite made: for 2 machines, valid for",
     ),
+    (
+        "invite",
+        ("Show a QR code",),
+        "invite",
+        {"expires_s": 1800, "uses": 1, "roles": ["use"], "browser": "phone"},
+        "Invite for phone made: for one browser, valid for",
+    ),
     ("invite", ("Revoke", "Revoke"), "invite_revoke", {"id": "d7300f57d2c2ba28"}, "and banned garage"),
     ("invite", ("Ban", "Ban"), "revoke", {"peer": GARAGE}, "Banned garage (rpbcgn66vn)"),
     ("invite", ("Forget", "Forget"), "forget", {"peer": ATTIC}, "Forgot attic (k2hq7xw4me)"),
@@ -290,6 +300,43 @@ def test_a_machine_is_invited_by_the_keyboard_alone() -> None:
             assert page.get_by_role("img", name="The invite as a QR code").count() == 1
             assert "--expires 1h --uses 2 --role use" in page.locator("main").inner_text()
             shown.keep("invite-made")
+
+    look(see)
+
+
+def pad(bits: bytearray, _version: int, length: int) -> None:
+    """Fill the last byte (ISO/IEC 18004, 7.4.10). Where it is full, segno adds another, which readers skip."""
+    bits.extend(bytes(-length % 8))
+
+
+def test_a_phone_is_invited_by_a_qr_code_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segno.encoder, "write_padding_bits", pad)
+    modules = """() => {
+        const drawn = document.querySelector("svg.qr path").getAttribute("d").matchAll(/M(\\d+) (\\d+)h/g);
+        return [...drawn].map((found) => [Number(found[1]), Number(found[2])]);
+    }"""
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "invite")
+            page.get_by_role("textbox", name="Name of the device").fill(" ")
+            press(page, "Show a QR code")
+            page.get_by_role("alert").filter(has_text="Give the device a name").wait_for()
+            assert node.fields_of("invite") == []
+            page.get_by_role("textbox", name="Name of the device").fill("Anna's tablet")
+            assert """meshd invite --expires 30m --uses 1 --browser 'Anna'"'"'s tablet'""" in page.inner_text(
+                "main"
+            )
+            press(page, "Show a QR code")
+            code = page.get_by_role("img", name="The address of the page")
+            code.wait_for()
+            code.scroll_into_view_if_needed()
+            shown.keep("invite-qr")
+            rows = segno.make(PAGE_URL, error="l", boost_error=False, micro=False).matrix_iter(border=4)
+            dark = {(x, y) for y, row in enumerate(rows) for x, is_dark in enumerate(row) if is_dark}
+            assert {tuple(found) for found in page.evaluate(modules)} == dark
+            press(page, "Hide the QR code")
+            assert code.count() == 0
 
     look(see)
 
