@@ -305,7 +305,7 @@ def test_a_machine_is_invited_by_the_keyboard_alone() -> None:
 
 
 def pad(bits: bytearray, _version: int, length: int) -> None:
-    """Fill the last byte (ISO/IEC 18004, 7.4.10). Where it is full, segno adds another, which readers skip."""
+    """Fill the last byte (ISO/IEC 18004, 7.4.10). Where it is full, segno adds one, which readers skip."""
     bits.extend(bytes(-length % 8))
 
 
