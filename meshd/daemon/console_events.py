@@ -20,8 +20,9 @@ MOST_EVENTS = 100
 Level = Literal["info", "warning", "error"]
 _LEVELS: Mapping[str, Level] = {"warning": "warning", "error": "error"}
 _BAD_STATES = frozenset({"degraded", "failed"})
-_TOLD_BY_LOG = frozenset(
-    {"peer_lost", "model_waiting", "model_failed", "device_unfit", "child_failed", "banned"}
+# by the log; and by the paths, whose reasons change with each attempt at a better one
+_TOLD_OTHERWISE = frozenset(
+    {"peer_lost", "model_waiting", "model_failed", "device_unfit", "child_failed", "banned", "relayed"}
 )
 
 
@@ -82,7 +83,7 @@ def _warnings(status: Status) -> Mapping[tuple[str, str], tuple[Level, str]]:
     return {
         (warning.code, without_numbers(warning.what)): (warning.severity, warning.what)
         for warning in status.warnings
-        if warning.code not in _TOLD_BY_LOG
+        if warning.code not in _TOLD_OTHERWISE
     }
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 if TYPE_CHECKING:  # its import takes long, and each process of `pytest -n` imports all tests
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package `chromium`")
@@ -65,12 +65,18 @@ def chromium(*more: str) -> Iterator["Browser"]:
     """
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*_ARGUMENTS, *more])
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with sync_playwright() as playwright, launched(playwright, CHROMIUM, *more) as browser:
+        yield browser
+
+
+@contextmanager
+def launched(playwright: "Playwright", program: str | Path | None, *more: str) -> Iterator["Browser"]:
+    """One of several browsers of a thread. `program`: Chromium, or what runs it elsewhere."""
+    browser = playwright.chromium.launch(executable_path=program, args=[*_ARGUMENTS, *more])
+    try:
+        yield browser
+    finally:
+        browser.close()
 
 
 @contextmanager
