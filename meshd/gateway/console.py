@@ -47,6 +47,7 @@ from meshd.gateway.sessions import (
     Sessions,
     cookie_name,
     cookie_values,
+    drop_cookie,
     is_secret,
     set_cookie,
 )
@@ -58,6 +59,7 @@ OPEN_PATH = "/mesh/open"
 # Any site may link to these: the file that `meshd ui` has a browser open is of another site than ours.
 LINKED_PATHS = frozenset({MESH_PATH, OPEN_PATH})
 STATE_PATH = "/mesh/state"
+END_PATH = "/mesh/end"
 DO_PREFIX = "/mesh/do/"
 FRESH_ACTIONS = frozenset({"revoke", "invite_revoke", "forget", "model_remove"})  # what cannot be undone
 MOST_BODY_BYTES = 64 << 10
@@ -216,6 +218,8 @@ class Console:
                 return await self._do(request, private)
             if request.path == OPEN_PATH:
                 return await self._open(request, private)
+            if request.path == END_PATH:
+                return await self._end(request, private)
             if request.path == SIGNAL_PATH:
                 return await self._browse(request)
             return await self._file(request, extra)
@@ -257,6 +261,16 @@ class Console:
         LOG.info("page_opened", remote=request.remote or "a member")
         headers = {**extra, "Location": MESH_PATH, "Set-Cookie": set_cookie(self._cookie, cookie)}
         return web.Response(status=303, headers=headers)
+
+    async def _end(self, request: web.BaseRequest, extra: Headers) -> web.StreamResponse:
+        """End a session in all windows of its browser, which drops the cookie. Raises HttpRefusal."""
+        demand_method(request.method, "POST")
+        _demand_own_page(request, acts=True)
+        session = await self._session_of(request)
+        self._sessions.end(session)
+        self._wake()
+        LOG.info("page_session_ended", remote=request.remote or "a member")
+        return web.Response(status=204, headers={**extra, "Set-Cookie": drop_cookie(self._cookie)})
 
     async def _browse(self, request: web.BaseRequest) -> web.StreamResponse:
         """Pass a browser's sealed bytes to and fro, until it has gone."""
@@ -382,6 +396,11 @@ class Console:
             self._events_of[far] = _as_event(for_members(self._latest) if far else self._latest)
         return self._events_of[far]
 
+    def _wake(self) -> None:
+        """Have each stream look at the state and its session again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
     async def _follow(self) -> None:
         while True:
             await ended(self._take_states(), source=_SOURCE, name="state")
@@ -394,8 +413,7 @@ class Console:
             async for state in states:
                 event = _as_event(state)
                 self._latest, self._events_of = state, {False: event}
-                changed, self._changed = self._changed, asyncio.Event()
-                changed.set()
+                self._wake()
         finally:
             if isinstance(states, AsyncGenerator):  # it is told now that nobody watches
                 await states.aclose()

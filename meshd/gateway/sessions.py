@@ -100,6 +100,10 @@ class Sessions:
         digest = _find(self._sessions, cookies)
         return self._sessions[digest] if digest is not None else None
 
+    def end(self, session: Session) -> None:
+        """End a session before its time. Idempotent."""
+        self._sessions.pop(session.digest, None)
+
     def is_open(self, session: Session, now: float) -> bool:
         """Return True while the session lasts."""
         self._drop(now)
@@ -167,3 +171,8 @@ def _pairs(headers: Sequence[str]) -> Iterator[tuple[str, str]]:
 def set_cookie(name: str, secret: str) -> str:
     """Return the header Set-Cookie for a new session (RFC 6265, 4.1; RFC 6265bis, 4.1.2.7)."""
     return f"{name}={secret}; Path=/mesh; Max-Age={SESSION_SECONDS:.0f}; HttpOnly; SameSite=Strict"
+
+
+def drop_cookie(name: str) -> str:
+    """Return the header Set-Cookie that makes a browser drop its session (RFC 6265, 3.1)."""
+    return f"{name}=; Path=/mesh; Max-Age=0; HttpOnly; SameSite=Strict"

@@ -8,8 +8,10 @@ import pytest
 from aiohttp import web
 from meshd.base.sockets import LOOPBACK_HOST
 from meshd.cli.ui import redirecting
+from meshd.gateway.pages import MESH_FOLDER
 
 from tests.e2e.browser import chromium, needs_chromium, tab
+from tests.process import mesh_page_states as states
 from tests.process.console_fake import FakeSource
 from tests.process.gateway_fake import World, says, world
 
@@ -109,3 +111,41 @@ def test_another_page_of_the_same_browser_can_do_nothing(host: str) -> None:
     asyncio.run(scenario())
     assert [name for name, _ in source.done] == ["ping"]
     assert source.watching == 0
+
+
+@pytest.mark.skipif(not MESH_FOLDER.exists(), reason="`make chat` has not built the page")
+def test_a_session_is_ended_on_the_page_in_all_its_windows() -> None:
+    source = FakeSource(state=states.split())
+
+    async def scenario() -> None:
+        async with world(says(200, {}), console=source, seconds=200) as here:
+            link = here.url + here.gateway.console.link().path
+            await asyncio.to_thread(see, here.url, link)
+            assert here.gateway.console._sessions._sessions == {}
+
+    def see(url: str, link: str) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(link)
+            page.get_by_role("heading", name="4 machines").wait_for()
+            other = page.context.new_page()
+            other.goto(f"{url}/mesh#logs")
+            other.get_by_role("heading", name="Events").wait_for()
+            assert [cookie["path"] for cookie in page.context.cookies()] == ["/mesh"]
+            page.evaluate("sessionStorage.setItem('meshd-api-key', 'k')")
+            end = page.get_by_role("button", name="End session")
+            end.focus()
+            page.keyboard.press("Enter")
+            page.get_by_role("heading", name="The session has ended").wait_for()
+            assert page.evaluate("document.activeElement.id") == "content"
+            assert page.get_by_text("desk").count() == 0 and end.count() == 0
+            opened.keep("session-ended")
+            assert opened.errors == []
+            assert page.evaluate("sessionStorage.length") == 0 and page.context.cookies() == []
+            other.get_by_role("heading", name="Open this page with a link of its own").wait_for()
+            assert page.evaluate(STATE)[0] == page.evaluate(ACT, "ping") == 401
+            page.reload()
+            page.get_by_role("heading", name="Open this page with a link of its own").wait_for()
+
+    asyncio.run(scenario())
+    assert [name for name, _ in source.done] == ["logs"]

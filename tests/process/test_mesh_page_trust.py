@@ -15,7 +15,7 @@ from meshd.base.errors import Refused, UserError
 from meshd.base.tasks import boot_seconds
 from meshd.gateway import client_connections
 from meshd.gateway import console as console_module
-from meshd.gateway.console import FRESH_ACTIONS, MOST_BODY_BYTES, MOST_STREAMS, STATE_PATH, Console
+from meshd.gateway.console import END_PATH, FRESH_ACTIONS, MOST_BODY_BYTES, MOST_STREAMS, STATE_PATH, Console
 from meshd.gateway.interface import ApiKey, GatewayConfig, MemberCaller
 from meshd.gateway.sessions import (
     FRESH_SECONDS,
@@ -175,6 +175,28 @@ async def test_a_session_ends_and_with_it_its_stream(monkeypatch: pytest.MonkeyP
         assert await code_of(await here.browser.do("invite")) == NO_SESSION
 
 
+async def test_a_browser_ends_its_session_in_all_its_windows() -> None:
+    async with scene() as here:
+        other = Browser(here.here)
+        await other.open()
+        streams = [await here.browser.state(), await here.browser.state(), await other.state()]
+        for stream in streams:
+            await next_event(stream)
+        answer = await here.browser.ask("POST", END_PATH, {"Origin": here.here.url, **OURS})
+        [cookie] = answer.headers.getall("Set-Cookie")
+        assert answer.status == 204 and answer.headers["Cache-Control"] == "no-store"
+        assert cookie.startswith(f"{cookie_name(here.here.port)}=;") and "Max-Age=0" in cookie
+        assert [await next_event(stream) for stream in streams[:2]] == [b"", b""]
+        # The copy of a cookie is worth nothing either; the other browser goes on.
+        for asked in (here.browser.do("invite"), here.browser.state()):
+            assert await code_of(await asked) == NO_SESSION
+        again = await here.browser.ask("POST", END_PATH, {"Origin": here.here.url, **OURS})
+        assert await code_of(again) == NO_SESSION and "Set-Cookie" not in again.headers
+        await here.source.show({"number": 1})
+        assert b'"number":1' in await next_event(streams[2])
+        other.close()
+
+
 ATTACKERS: Mapping[str, dict[str, str]] = {
     "another site": {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"},
     "a page of another port": {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"},
@@ -190,7 +212,7 @@ ATTACKERS: Mapping[str, dict[str, str]] = {
 async def test_another_page_can_neither_act_nor_watch(who: str) -> None:
     async with scene(config=LISTED) as here:
         headers = {"Content-Type": "application/json", **ATTACKERS[who]}
-        for method, path in (("POST", "/mesh/do/invite"), ("GET", STATE_PATH)):
+        for method, path in (("POST", "/mesh/do/invite"), ("POST", END_PATH), ("GET", STATE_PATH)):
             answer = await here.browser.ask(method, path, headers, data=b"{}")
             assert await code_of(answer) == FOREIGN
             assert "Access-Control-Allow-Credentials" not in answer.headers
@@ -225,11 +247,13 @@ async def test_a_form_does_nothing(kind: str, site: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH"])
-async def test_an_action_is_a_post(method: str) -> None:
+@pytest.mark.parametrize("path", ["/mesh/do/invite", END_PATH])
+async def test_an_action_is_a_post(path: str, method: str) -> None:
     async with scene() as here:
-        answer = await here.browser.ask(method, "/mesh/do/invite", {"Origin": here.here.url, **OURS})
+        answer = await here.browser.ask(method, path, {"Origin": here.here.url, **OURS})
         assert (answer.status, answer.headers["Allow"]) == (405, "POST")
         assert here.source.done == []
+        assert (await here.browser.do("invite")).status == 200
 
 
 @pytest.mark.parametrize("path", ["/mesh/open", "/mesh/state"])

@@ -144,6 +144,7 @@ EVENTS: Mapping[str, str] = {
     "option_refused": "the system refused a socket option, so mDNS also hears other networks",
     "page_listening": "the page of the mesh is up, on a port of its own",
     "page_opened": "a browser opened a link of `meshd ui`",
+    "page_session_ended": "a browser ended its session with the page",
     "page_unreadable": "a built page (chat or mesh) is damaged, and is not served: reinstall meshd",
     "passing_on": "this node forwards traffic between two others that cannot reach each other",
     "path_chosen": "data moves to another link of a peer, and why",

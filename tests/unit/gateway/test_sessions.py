@@ -14,6 +14,7 @@ from meshd.gateway.sessions import (
     Sessions,
     cookie_name,
     cookie_values,
+    drop_cookie,
     is_secret,
     set_cookie,
 )
@@ -89,6 +90,17 @@ def test_no_other_secret_opens_or_is_found(right: str, other: str) -> None:
     assert (sessions.find([other], 0.0) is not None) == (other == right)
 
 
+def test_a_session_that_is_ended_is_over_and_others_are_not() -> None:
+    sessions, cookie = opened(1, 0.0)
+    other = sessions.begin(secret(5), 0.0, None)
+    session = sessions.find([cookie], 1.0)
+    assert session is not None
+    sessions.end(session)
+    sessions.end(session)
+    assert sessions.find([cookie], 1.0) is None and not sessions.is_open(session, 1.0)
+    assert sessions.find([secret(5)], 1.0) is other
+
+
 def test_no_secret_is_kept() -> None:
     sessions, cookie = opened(7, 0.0)
     assert secret(7) not in repr(vars(sessions)) and cookie not in repr(vars(sessions))
@@ -99,6 +111,12 @@ def test_the_cookie_that_is_set_is_the_one_that_is_read(cookie: str) -> None:
     header = set_cookie(NAME, cookie)
     assert {"HttpOnly", "SameSite=Strict", "Path=/mesh", "Max-Age=43200"} == set(header.split("; ")[1:])
     assert cookie_values([f"theme=dark; {header.partition(';')[0]}; x=y"], NAME) == (cookie,)
+
+
+def test_the_cookie_that_is_dropped_is_the_one_that_was_set() -> None:
+    kept, dropped = (header.split("; ") for header in (set_cookie(NAME, secret(1)), drop_cookie(NAME)))
+    assert dropped[0] == f"{NAME}=" and "Max-Age=0" in dropped
+    assert {"Path=/mesh", "HttpOnly", "SameSite=Strict"} <= set(kept[1:]) & set(dropped[1:])
 
 
 @given(st.lists(st.text(max_size=200), max_size=4))

@@ -30,20 +30,31 @@ export function keepKey(key: string): void {
 
 /** Do `name` with `fields` and return the result. Throws Refusal. */
 export async function act<Result>(name: string, fields: Fields = {}, signal?: AbortSignal): Promise<Result> {
+	const headers = { 'Content-Type': 'application/json' };
+	const response = await post(`/mesh/do/${name}`, { headers, body: JSON.stringify(fields), signal: signal ?? null });
+	return ((await response.json()) as { result: Result }).result;
+}
+
+/** End the session of this browser, in all its windows; the key goes with it. Throws Refusal. */
+export async function endSession(): Promise<void> {
+	try {
+		await post('/mesh/end', {});
+	} catch (error) {
+		if (!(error instanceof Refusal && error.code === 'session')) throw error; // it had ended already
+	}
+	sessionStorage.removeItem(KEY);
+}
+
+async function post(path: string, init: { headers?: Record<string, string>; body?: string; signal?: AbortSignal | null }): Promise<Response> {
 	let response: Response;
 	try {
-		response = await fetch(`/mesh/do/${name}`, {
-			method: 'POST',
-			headers: { 'Content-Type': 'application/json', ...keyHeaders() },
-			body: JSON.stringify(fields),
-			signal: signal ?? null
-		});
+		response = await fetch(path, { ...init, method: 'POST', headers: { ...init.headers, ...keyHeaders() } });
 	} catch (error) {
-		if (signal?.aborted) throw error;
+		if (init.signal?.aborted) throw error;
 		throw new Refusal(texts.errors.unreachable, texts.errors.unreachableHint, 'unreachable');
 	}
 	if (!response.ok) throw await refusal(response);
-	return ((await response.json()) as { result: Result }).result;
+	return response;
 }
 
 /** Read the error of a response that is not OK. */

@@ -24,6 +24,9 @@ export const texts = {
 		session: 'Open this page with a link of its own',
 		sessionHint: 'On the machine where meshd runs, as the same user, run:',
 		refused: 'That link was used already, or is more than a minute old. Make a new one:',
+		end: 'End session',
+		ended: 'The session has ended',
+		endedHint: 'Nothing can be seen or done here until there is a new one. On the machine where meshd runs, as the same user, run:',
 		key: 'This node needs an API key',
 		keyLabel: 'API key',
 		keySend: 'Use it'
