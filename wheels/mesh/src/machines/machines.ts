@@ -49,7 +49,7 @@ export function modelsOf(status: Status): ModelStatus[] {
 export function machinesOf(status: Status): Machine[] {
 	const names = namesOf(status);
 	const models = modelsOf(status);
-	const peers = status.peers.map((peer) => machineOf(peer, names.get(peer.id) ?? peer.name, models));
+	const peers = status.peers.map((peer) => machineOf(peer, names.get(peer.id) ?? peer.name, models, labelsOf(peer, status)));
 	return [here(status, names, models), ...peers.sort((a, b) => rank(a) - rank(b))];
 }
 
@@ -69,6 +69,17 @@ function namesOf(status: Status): Map<string, string> {
 	);
 }
 
+/**
+ * How the head may have called a node when it loaded, as `labels` of meshd/identity/naming.py does: with the id
+ * where this node or another worker has the name. Others may have come since, so a bare name is this node's, or
+ * that of the one worker that has it.
+ */
+function labelsOf({ id, name }: { id: string; name: string }, status: Status): string[] {
+	const isOthers = (peer: PeerView) => peer.id !== id && peer.name === name && peer.role === 'worker';
+	const isBare = id === status.node.id || (name !== status.node.name && !status.peers.some(isOthers));
+	return [...(isBare ? [name] : []), `${name} (${id.slice(0, 10)})`, `${name} (${id})`];
+}
+
 function rank(machine: Machine): number {
 	return machine.peer?.state === 'connected' ? 0 : machine.sign === 'off' ? 2 : 1;
 }
@@ -76,6 +87,7 @@ function rank(machine: Machine): number {
 function here(status: Status, names: Map<string, string>, models: ModelStatus[]): Machine {
 	const { node } = status;
 	const [sign, word, reason] = nodeState(status);
+	const labels = labelsOf(node, status);
 	return {
 		id: node.id,
 		name: names.get(node.id) ?? node.name,
@@ -87,8 +99,8 @@ function here(status: Status, names: Map<string, string>, models: ModelStatus[])
 		line: 'none',
 		path: '',
 		link: null,
-		labels: [node.name],
-		parts: partsOf(models, [node.name]),
+		labels,
+		parts: partsOf(models, labels),
 		loading: null,
 		peer: null
 	};
@@ -122,10 +134,8 @@ export const MODEL_SIGNS: Record<ModelStatus['state'], Sign> = {
 	unloaded: 'off'
 };
 
-function machineOf(peer: PeerView, name: string, models: ModelStatus[]): Machine {
+function machineOf(peer: PeerView, name: string, models: ModelStatus[], labels: string[]): Machine {
 	const [sign, word] = peerState(peer);
-	// as `labels` of meshd/identity/naming.py: with the id where another has the name
-	const labels = [name, `${peer.name} (${peer.id})`];
 	const weights = models.filter((model) => model.state === 'loading').flatMap((model) => model.workers);
 	const own = weights.find((worker) => labels.includes(worker.node) && worker.total_bytes > 0);
 	return {
