@@ -120,6 +120,19 @@ def slowly(seconds: float) -> Answer:
     return answer
 
 
+def writes(text: str) -> Answer:
+    """Answer each chat with this text, in pieces that respect nothing."""
+
+    async def answer(_server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
+        response = await begin_stream(request)
+        for at in range(0, len(text), 7):
+            await response.write(chunk(text[at : at + 7]))
+        await response.write(last_chunk(len(text) // 7) + DONE)
+        return response
+
+    return answer
+
+
 def look(
     answer: Answer,
     see: Callable[[Scene], None],
@@ -368,3 +381,184 @@ def test_an_invite_in_the_address_is_taken_and_a_wrong_one_is_explained(tmp_path
             page.get_by_role("alert").filter(has_text="it is truncated (3 characters missing)").wait_for()
 
     look(slowly(0.0), see, tmp_path)
+
+
+MARKED = """# A plan
+
+It has **two** steps, `run` and *look*, and ~~no~~ a [page](https://docs.example/a).
+
+1. first
+   - with a part
+2. second
+
+- [x] done
+- [ ] to do
+
+> quoted
+
+```python
+def a_function_with_a_long_name(argument_one, argument_two):
+    return "<b>not bold</b> &lt; " * 20
+```
+
+| machine | memory | note |
+|---|---:|---|
+| attic | 8 GiB | `CUDA0` with a rather long remark about it |
+| garage | 16 GiB | **slow** |
+
+---
+
+The end of it."""
+HOSTILE = """<script>window.taken = 1</script>
+
+<img src="http://evil.example/a.png" onerror="window.taken = 2">
+
+![picture](http://evil.example/b.png) ![data](data:image/svg+xml;base64,PHN2Zy8+)
+
+[go](javascript:window.taken=3) [away](http://docs.example@evil.example/)
+<a href="http://evil.example" onclick="window.taken = 4">x</a>
+
+<iframe srcdoc="<script>parent.taken = 5</script>"></iframe> <style>body { display: none }</style>
+
+```"><script>window.taken = 6</script>
+</code></pre><script>window.taken = 7</script>
+```
+
+| a |
+|---|
+| <svg onload="window.taken = 8"> |
+
+- <form action="http://evil.example"><button>press</button></form>
+
+<base href="http://evil.example/"><meta http-equiv="refresh" content="0; url=http://evil.example/">
+
+THE-END"""
+LOOKS: tuple[tuple[Scheme, tuple[int, int]], ...] = (
+    ("light", (1280, 800)),
+    ("dark", (1280, 800)),
+    ("light", (360, 740)),
+    ("dark", (360, 740)),
+)
+
+
+def check_looks(opened: Tab, name: str) -> None:
+    """No fault of access and nothing beside the window, in both themes, wide and on a phone."""
+    for scheme, (width, height) in LOOKS:
+        opened.page.emulate_media(color_scheme=scheme)
+        opened.page.set_viewport_size({"width": width, "height": height})
+        opened.keep(f"remote-{name}-{scheme}-{width}")
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, (name, scheme, width)
+        assert serious_faults(opened.page) == [], (name, scheme, width)
+
+
+@needs_axe
+def test_the_page_is_for_all_people_in_each_of_its_states(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            scene.open(page)
+            page.get_by_label("Invite").fill("nonsense")
+            page.get_by_role("button", name="Connect").click()
+            page.get_by_role("alert").wait_for()
+            check_looks(opened, "enter")
+            scene.enter(page)
+            ask(page, "What is the plan?")
+            page.get_by_text("The end of it.").wait_for()
+            check_looks(opened, "chat")
+            page.get_by_role("link", name="Machines").click()
+            page.get_by_role("heading", name="4 machines").wait_for()
+            check_looks(opened, "machines")
+            page.evaluate("cut()")
+            page.get_by_text("Reconnecting").wait_for()
+            check_looks(opened, "cut")
+            assert opened.foreign == []
+
+    look(writes(MARKED), see, tmp_path, states=showing(mesh_page_states.split()))
+
+
+def test_an_answer_is_paragraphs_lists_code_and_tables(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            scene.enter(page)
+            ask(page, "What is the plan?")
+            page.get_by_text("The end of it.").wait_for()
+            answer = page.get_by_role("log")
+            assert answer.get_by_role("heading", name="A plan", level=3).count() == 1
+            assert answer.locator("strong").all_inner_texts() == ["two", "slow"]
+            assert answer.locator("ol ol > li").count() == 2 and answer.locator("ol ol ul > li").count() == 1
+            assert answer.get_by_role("img", name="to do").count() == 1
+            code = answer.get_by_role("group", name="Code, python")
+            assert code.inner_text().splitlines()[1] == '    return "<b>not bold</b> &lt; " * 20'
+            rows = answer.get_by_role("table").get_by_role("row").all_inner_texts()
+            assert [row.split("\t")[0] for row in rows] == ["machine", "attic", "garage"]
+            link = answer.get_by_role("link", name="page")
+            assert link.get_attribute("href") == "https://docs.example/a"
+            assert link.get_attribute("rel") == "noopener noreferrer"
+            assert answer.get_by_text("page (docs.example)").count() == 1
+            assert opened.errors == []
+
+    look(writes(MARKED), see, tmp_path)
+
+
+def test_nothing_that_a_model_writes_runs_leads_astray_or_is_fetched(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            scene.enter(page)
+            ask(page, "attack")
+            page.get_by_text("THE-END").wait_for()
+            page.get_by_text(f"{len(HOSTILE) // 7} tokens").wait_for()
+            answer = page.get_by_role("log")
+            made = answer.locator(
+                "script, img, iframe, style, svg, form, button, base, meta, object, [onclick]"
+            )
+            assert made.count() == 0
+            links = answer.get_by_role("link").evaluate_all("all => all.map(link => link.href)")
+            assert links == ["http://docs.example@evil.example/"]
+            assert answer.get_by_text("(evil.example)").count() == 1, "where it leads is shown"
+            for written in ("<script>window.taken = 1</script>", "[go](javascript:window.taken=3)"):
+                assert answer.get_by_text(written).count() == 1
+            assert page.evaluate("window.taken") is None
+            assert opened.errors == [] and opened.foreign == []
+
+    look(writes(HOSTILE), see, tmp_path)
+
+
+def test_all_of_it_is_done_by_the_keyboard_and_the_focus_is_never_lost(tmp_path: Path) -> None:
+    def see(scene: Scene) -> None:
+        with chromium(*WEBRTC) as browser, tab(browser) as opened:
+            page = opened.page
+            scene.open(page)
+            page.keyboard.press("Tab")
+            assert focus(page) == "Skip to content"
+            page.keyboard.press("Tab")
+            page.keyboard.insert_text(scene.invite)
+            page.keyboard.press("Tab")
+            page.keyboard.press("Enter")
+            page.locator(".link.connected").wait_for()
+            assert page.evaluate("document.activeElement.id") == "question"
+            page.keyboard.type("tell me")
+            page.keyboard.press("Tab")
+            page.keyboard.press("Enter")
+            page.get_by_text("word001").wait_for()
+            assert focus(page) == "Stop"
+            page.keyboard.press("Enter")
+            page.get_by_text("Stopped.").wait_for()
+            assert page.evaluate("document.activeElement.id") == "question"
+            page.get_by_role("link", name="Machines").focus()
+            page.keyboard.press("Enter")
+            page.get_by_role("heading", name="4 machines").wait_for()
+            assert page.title() == "Machines: desk"
+            page.get_by_role("button", name="Forget").focus()
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            page.keyboard.press("Enter")
+            page.get_by_label("Invite").wait_for()
+            assert page.evaluate("document.activeElement.id") == "invite"
+
+    look(slowly(1.0), see, tmp_path, states=showing(mesh_page_states.split()))
+
+
+def focus(page: "Page") -> str:
+    text: str = page.evaluate("document.activeElement.textContent")
+    return text.strip()

@@ -25,10 +25,10 @@ import { readFileSync } from 'node:fs';
 import { flowsBetween, isFlowing } from './flow.js';
 import { HEIGHT, LEAST_WIDTH, ROW, layout } from './machines/picture.js';
 import { machinesOf, modelsOf, nodeState, partsText, pathText } from './machines/machines.js';
-const shown = (one) => ({ ...one, parted: partsText(one.parts), way: pathText(one) });
+const shown = (machine) => ({ ...machine, parted: partsText(machine.parts), way: pathText(machine) });
 const DO = {
     machines: (all) => all.map((status) => machinesOf(status).map(shown)),
-    models: (status) => modelsOf(status).map((one) => one.name),
+    models: (status) => modelsOf(status).map((model) => model.name),
     node: (status) => nodeState(status),
     layouts: (asked) => asked.map(([count, width]) => layout(count, width)),
     sizes: () => ({ HEIGHT, LEAST_WIDTH, ROW }),
@@ -50,7 +50,7 @@ def ask(name: str, given: object = None) -> Any:
 
 
 def all_machines(found: Sequence[Status]) -> list[list[dict[str, Any]]]:
-    rows: list[list[dict[str, Any]]] = ask("machines", [for_scripts(one) for one in found])
+    rows: list[list[dict[str, Any]]] = ask("machines", [for_scripts(status) for status in found])
     return rows
 
 
@@ -99,15 +99,17 @@ def test_the_state_of_a_peer_in_a_sign_and_a_word() -> None:
 
 
 def test_the_reason_is_the_first_that_explains_the_state() -> None:
-    told = {
+    reasons = {
         "says_banned": "banned",
         "says_in_use": "in use",
         "upgrade": "upgrade it",
         "stopped": "stopped",
         "last_error": "no route",
     }
-    peers = [replace(peer("attic"), **dict(list(told.items())[at:])) for at in range(len(told))]  # type: ignore[arg-type]  # all are texts
-    assert [row["reason"] for _, row in all_machines([status([one]) for one in peers])] == list(told.values())
+    peers = [replace(peer("attic"), **dict(list(reasons.items())[at:])) for at in range(len(reasons))]  # type: ignore[arg-type]  # all are texts
+    assert [row["reason"] for _, row in all_machines([status([changed]) for changed in peers])] == list(
+        reasons.values()
+    )
 
 
 PATHS: Mapping[Any, tuple[str, str]] = {
@@ -151,10 +153,13 @@ def test_every_state_of_a_model_has_a_sign_and_a_word() -> None:
 
 
 def test_several_models_are_shown_in_place_of_the_one() -> None:
-    one, two = model(ModelState.READY), replace(model(ModelState.UNLOADED), name="other")
+    first, two = model(ModelState.READY), replace(model(ModelState.UNLOADED), name="other")
     assert ask("models", for_scripts(status())) == []
-    assert ask("models", for_scripts(replace(status(), model=one))) == [one.name]
-    assert ask("models", for_scripts(replace(status(), model=one, models=(two, one)))) == ["other", one.name]
+    assert ask("models", for_scripts(replace(status(), model=first))) == [first.name]
+    assert ask("models", for_scripts(replace(status(), model=first, models=(two, first)))) == [
+        "other",
+        first.name,
+    ]
 
 
 def test_the_parts_of_a_machine_are_summed_by_model() -> None:
@@ -226,7 +231,7 @@ def test_a_worker_that_comes_later_with_the_same_name_takes_no_layers() -> None:
 def test_names_that_repeat_are_shown_with_the_begin_of_the_id_and_empty_ones_too() -> None:
     twins = [peer("attic", number=1), peer("attic", number=2), peer("", number=3)]
     shown = {row["id"]: row["name"] for row in machines(status(twins))}
-    assert [shown[one.id] for one in twins[:2]] == [f"attic ({one.id[:10]})" for one in twins[:2]]
+    assert [shown[first.id] for first in twins[:2]] == [f"attic ({first.id[:10]})" for first in twins[:2]]
     assert shown[twins[2].id] == f"({twins[2].id[:10]})"
 
 
@@ -245,9 +250,9 @@ def test_no_box_line_or_label_is_on_another() -> None:
             assert box["x"] >= 0 and box["x"] + box["width"] <= width, (count, width)
             assert box["y"] >= 0 and box["y"] + sizes["HEIGHT"] <= found["height"], (count, width)
             assert box["width"] >= 150, "room for a name"
-        for one, two in itertools.combinations(boxes, 2):
-            beside = one["x"] + one["width"] <= two["x"] or two["x"] + two["width"] <= one["x"]
-            assert beside or abs(one["y"] - two["y"]) >= sizes["ROW"], (count, width)
+        for first, two in itertools.combinations(boxes, 2):
+            beside = first["x"] + first["width"] <= two["x"] or two["x"] + two["width"] <= first["x"]
+            assert beside or abs(first["y"] - two["y"]) >= sizes["ROW"], (count, width)
         for spot in spots:
             check_line(spot, found["here"], sizes["HEIGHT"])
 
@@ -285,28 +290,28 @@ def state(*peers: PeerView) -> Json:
 
 
 def test_what_flows_is_the_difference_of_two_states_by_time() -> None:
-    one, moved = peer("attic", "lan", number=1), peer("attic", "lan", number=1, moved=30_000)
-    assert flows(state(one), state(moved), 2.0) == {
-        one.id: {"sent": 15_000, "received": 5_000, "flows": True}
+    first, moved = peer("attic", "lan", number=1), peer("attic", "lan", number=1, moved=30_000)
+    assert flows(state(first), state(moved), 2.0) == {
+        first.id: {"sent": 15_000, "received": 5_000, "flows": True}
     }
-    assert flows(state(one), state(one), 2.0) == {one.id: {"sent": 0, "received": 0, "flows": False}}
+    assert flows(state(first), state(first), 2.0) == {first.id: {"sent": 0, "received": 0, "flows": False}}
     kept_open = peer("attic", "lan", number=1, moved=3_000)
-    assert not flows(state(one), state(kept_open), 2.0)[one.id]["flows"]
+    assert not flows(state(first), state(kept_open), 2.0)[first.id]["flows"]
     assert ask("silence") is False
 
 
 def test_without_two_states_of_one_link_nothing_is_known() -> None:
-    one = peer("attic", "lan", number=1)
-    moved = replace(one, link=link("lan", moved=10**6))
+    first = peer("attic", "lan", number=1)
+    moved = replace(first, link=link("lan", moved=10**6))
     assert flows(None, state(moved), 1.0) == {}
-    assert flows(state(one), state(moved), 0.0) == {}
-    assert flows(state(one), state(moved), -1.0) == {}
+    assert flows(state(first), state(moved), 0.0) == {}
+    assert flows(state(first), state(moved), -1.0) == {}
     assert flows(state(), state(moved), 1.0) == {}, "a new peer"
-    assert flows(state(one), state(peer("attic", None, number=1)), 1.0) == {}, "no link"
+    assert flows(state(first), state(peer("attic", None, number=1)), 1.0) == {}, "no link"
     newer = replace(link("lan", moved=10**6), since=states.NOW)
-    assert flows(state(one), state(replace(one, link=newer)), 1.0) == {}, "another connection"
+    assert flows(state(first), state(replace(first, link=newer)), 1.0) == {}, "another connection"
     other = replace(link("punched", moved=10**6), since=states.NOW - 600)
-    assert flows(state(one), state(replace(one, link=other)), 1.0) == {}, "another kind of link"
+    assert flows(state(first), state(replace(first, link=other)), 1.0) == {}, "another kind of link"
 
 
 def test_counters_that_begin_anew_flow_backwards_for_nobody() -> None:
