@@ -115,7 +115,7 @@ def test_another_page_of_the_same_browser_can_do_nothing(host: str) -> None:
 
 @pytest.mark.skipif(not MESH_FOLDER.exists(), reason="`make chat` has not built the page")
 def test_a_session_is_ended_on_the_page_in_all_its_windows() -> None:
-    source = FakeSource(state=states.split())
+    source = FakeSource(state=dict(states.split()))
 
     async def scenario() -> None:
         async with world(says(200, {}), console=source, seconds=200) as here:
