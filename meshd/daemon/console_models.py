@@ -61,6 +61,7 @@ class ModelActions:
     def __init__(self, control: Control, config: Config, pool: Callable[[], LoadedModels | None]) -> None:
         """Ask `control`. `pool`: returns the models of a node with several."""
         self._control = control
+        self._config = config
         self._node = config.node.name
         self._cache = config.paths.cache
         self._pool = pool
@@ -131,7 +132,7 @@ class ModelActions:
 
     async def _file(self, text: str, held: ExitStack) -> Path:
         """Return the first file of the model, or of its headers. Raises MeshdError."""
-        given = _given(text)
+        given = self._served(text) or _given(text)
 
         def here() -> Path | NotHereYet:
             return local_or_header(given, self._cache, held, report=_unseen, note=_unsaid)
@@ -139,7 +140,7 @@ class ModelActions:
         found = await in_thread(here)
         if not isinstance(found, NotHereYet):
             return found
-        reply = await self._control.answer(PullRequest(name=text, for_plan=True))
+        reply = await self._control.answer(PullRequest(name=str(given), for_plan=True))
         try:
             while reply.step not in ("done", "failed"):
                 await asyncio.sleep(_POLL_SECONDS)
@@ -148,6 +149,14 @@ class ModelActions:
             await self._control.answer(PullStopRequest(id=reply.id))
             raise
         return header_from_members(text, found, reply, held, note=_unsaid)
+
+    def _served(self, name: str) -> Path | str | None:
+        """Return the file or the given name of the model that this node serves as `name`."""
+        for model in self._config.models:
+            if name in (model.name, *model.aliases):
+                return model.serve.model
+        only = self._config.serve.model
+        return only if isinstance(only, Path) and only.name.removesuffix(".gguf") == name else None
 
 
 def _given(text: str) -> Path | str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from meshd.admin import api
 from meshd.admin.plan_api import MemoryLimit, PlanRequest
 from meshd.base.errors import MeshdError, RemoteProtocolError, UserError
+from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config
 from meshd.daemon.console_actions import Abilities, ConsoleActions
 from meshd.daemon.console_models import ModelActions, check_plan
@@ -62,6 +63,23 @@ async def test_a_plan_is_for_a_file_of_that_name(models: Path) -> None:
     assert reply["model"] == "SmolLM2.gguf"
     await actions(asked).plan({"model": path})
     assert asked.asked[1] == ("plan", path, 0, 0)
+
+
+async def test_a_plan_is_for_a_model_that_is_served_by_that_name(models: Path, tmp_path: Path) -> None:
+    """The page offers these names, wherever the files are."""
+    file = tmp_path / "elsewhere/Far-Q8_0.gguf"
+    put(file, tiny())
+    several = (
+        ModelConfig(name="one", serve=ServeConfig(model=file), aliases=("gpt",)),
+        ModelConfig(name="two", serve=ServeConfig(model="own-Q8_0")),
+    )
+    asked = control()
+    for name in ("one", "gpt", "two"):
+        await ModelActions(asked, Config(models=several), lambda: None).plan({"model": name})
+    only = Config(serve=ServeConfig(model=file))
+    await ModelActions(asked, only, lambda: None).plan({"model": "Far-Q8_0"})
+    own = str(models / ".models/own-Q8_0.gguf")
+    assert asked.asked == [("plan", path, 0, 0) for path in (str(file), str(file), own, str(file))]
 
 
 async def test_a_plan_for_a_model_of_members_takes_its_headers(tmp_path: Path) -> None:

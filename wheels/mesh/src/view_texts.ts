@@ -30,6 +30,7 @@ export const viewTexts = {
 		pull: 'Copy it here',
 		pullAgain: 'Copy it again',
 		pulling: 'Asking for it…',
+		unnamed: 'A model that the members are asked for',
 		pullBegun: (name: string) => `${name} is being copied`,
 		pullWas: (name: string) => `${name} is on this machine already`,
 		pullDone: (name: string) => `${name} is on this machine now`,
