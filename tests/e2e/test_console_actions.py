@@ -24,10 +24,13 @@ import pytest
 from meshd.admin.api import (
     BanListRequest,
     BanView,
+    ExposeListRequest,
+    ExposeRequest,
     InviteListRequest,
     InviteView,
     MemberModelsRequest,
     StatusRequest,
+    TunnelListRequest,
 )
 from meshd.admin.client import ask
 from meshd.admin.request import Request
@@ -59,10 +62,7 @@ R = TypeVar("R")
 WITHOUT_BUTTON = {
     "member_models": "the view of models asks for it when it is opened",
     "pull_progress": "the view of models asks for it while a copy runs",
-    "expose_list": "the page shows no tunnels",
-    "tunnel_list": "the page shows no tunnels",
-    "tunnel_open": "the page shows no tunnels",
-    "tunnel_close": "the page shows no tunnels",
+    "tunnel_list": "the status that the page shows has the tunnels",
 }
 ASKED_BY_ITSELF = {"member_models", "pull_progress"}
 # Finds its network without asking anybody.
@@ -300,7 +300,7 @@ def a_model_is_copied_and_removed(attic: Page, desk: Page) -> None:
     attic.until(lambda: is_connected(attic.status, "desk"))
     attic.until(lambda: all(pull.step == "failed" for pull in attic.ask(MemberModelsRequest()).pulls))
     assert copies(attic) == []
-    press("Copy it here", "pull")
+    press("Copy it again", "pull")
     attic.until(lambda: copies(attic) != [])
     [copied] = copies(attic)
     assert copied.read_bytes() == random_model("llama").read_bytes()
@@ -311,6 +311,29 @@ def a_model_is_copied_and_removed(attic: Page, desk: Page) -> None:
 
 def copies(attic: Page) -> list[Path]:
     return list((attic.node.spec.cache / "models").glob(f"*/{COPIED}.gguf"))
+
+
+def a_service_is_reached_through_a_tunnel(desk: Page, attic: Page) -> None:
+    name = "Services of other machines"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(_PATIENCE_S)
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        attic.ask(ExposeRequest(name="echo", target=place, to=("desk",)))
+        desk.section("network", name).get_by_role("textbox", name="Name of the service there").fill("echo")
+        tunnel = desk.press("network", name, "Open a tunnel", "tunnel_open")
+        assert [known.listen for known in desk.ask(TunnelListRequest()).tunnels] == [tunnel["listen"]]
+        host, _, port = tunnel["listen"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=_PATIENCE_S) as client:
+            client.sendall(b"x")
+            came, _ = server.accept()
+            with came:
+                came.settimeout(_PATIENCE_S)
+                assert came.recv(1) == b"x"
+        desk.press("network", name, "Close it", "tunnel_close", card="echo")
+        assert desk.ask(TunnelListRequest()).tunnels == ()
+    shown = attic.press("network", name, "Look again", "expose_list")
+    assert [service["target"] for service in shown["exposed"]] == [place]
+    assert [service.target for service in attic.ask(ExposeListRequest()).exposed] == [place]
 
 
 # --- members ----------------------------------------------------------------------------------------------
@@ -347,6 +370,7 @@ def press_all(desk_node: LocalNode, attic_node: LocalNode, end_attic: Callable[[
             the_log_is_read(desk)
             its_user_takes_the_machine_away_and_gives_it_back(attic)
             a_model_is_copied_and_removed(attic, desk)
+            a_service_is_reached_through_a_tunnel(desk, attic)
             the_worker_is_banned_and_comes_back(desk)
         end_attic()
         the_worker_that_went_is_forgotten(desk)
