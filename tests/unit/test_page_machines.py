@@ -69,7 +69,7 @@ def by_name(found: Status) -> dict[str, dict[str, Any]]:
 def test_this_node_comes_first_then_connected_ones_then_troubled_ones_then_those_that_are_away() -> None:
     peers = [
         peer("gone", None, number=1),
-        replace(peer("lost", None, number=2), state="lost"),
+        replace(peer("lost", None, number=2), state="lost", state_s=5.0),
         peer("near", "lan", number=3),
         peer("far", "relayed", number=4),
     ]
@@ -78,6 +78,7 @@ def test_this_node_comes_first_then_connected_ones_then_troubled_ones_then_those
     assert [row["isHere"] for row in rows] == [True, False, False, False, False]
 
 
+NEW = replace(peer("attic"), state_s=5.0)  # in its state
 STATES: Sequence[tuple[Mapping[str, Any], str, str]] = (
     ({}, "good", "connected"),
     ({"paused": True}, "paused", "paused"),
@@ -90,11 +91,12 @@ STATES: Sequence[tuple[Mapping[str, Any], str, str]] = (
     ({"state": "known"}, "off", "not connected"),
     ({"state": "known", "present": True}, "off", "running, not connected"),
     ({"state": "lost", "stopped": "it was switched off"}, "off", "stopped"),
+    ({"state": "lost", "state_s": 600.0}, "off", "away"),
 )
 
 
 def test_the_state_of_a_peer_in_a_sign_and_a_word() -> None:
-    found = all_machines([status([replace(peer("attic"), **changes)]) for changes, _, _ in STATES])
+    found = all_machines([status([replace(NEW, **changes)]) for changes, _, _ in STATES])
     assert [(row["sign"], row["word"]) for _, row in found] == [(sign, word) for _, sign, word in STATES]
 
 
@@ -106,10 +108,10 @@ def test_the_reason_is_the_first_that_explains_the_state() -> None:
         "stopped": "stopped",
         "last_error": "no route",
     }
-    peers = [replace(peer("attic"), **dict(list(reasons.items())[at:])) for at in range(len(reasons))]  # type: ignore[arg-type]  # all are texts
-    assert [row["reason"] for _, row in all_machines([status([changed]) for changed in peers])] == list(
-        reasons.values()
-    )
+    away = replace(NEW, state="lost", link=None)
+    peers = [replace(away, **dict(list(reasons.items())[at:])) for at in range(len(reasons))]  # type: ignore[arg-type]  # all are texts
+    found = [row["reason"] for _, row in all_machines([status([changed]) for changed in peers])]
+    assert found == list(reasons.values())
 
 
 PATHS: Mapping[Any, tuple[str, str]] = {
