@@ -47,11 +47,12 @@ class Tab:
         own = urlsplit(self.page.url).netloc
         return [url for url in self.asked if (host := urlsplit(url).netloc) and host != own]
 
-    def keep(self, name: str) -> None:
-        """Keep a picture, if somebody wants them."""
+    def keep(self, name: str, *, part: str = "") -> None:
+        """Keep a picture of what is seen, or of a `part` by its selector, if somebody wants them."""
         if (folder := os.environ.get("MESHD_SCREENS")) is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=f"{folder}/{name}.png")
+            shown = self.page.locator(part) if part else self.page
+            shown.screenshot(path=f"{folder}/{name}.png")
 
 
 WEBRTC = ("--allow-loopback-in-peer-connection", "--disable-features=WebRtcHideLocalIpsWithMdns")
