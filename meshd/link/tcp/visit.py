@@ -61,6 +61,8 @@ class Visit:
 
     async def send(self, data: Sequence[bytes | memoryview]) -> None:
         """Send the pieces in one message; waits while much is unsent. Raises Broken."""
+        if self._frames.is_over:  # after our closing frame come no others (RFC 6455, 5.5.1)
+            raise Broken("the browser has gone")
         await self.answer(frame(data))
 
     async def receive(self) -> bytes:
