@@ -441,6 +441,11 @@ class DaemonControl(TunnelAnswers):
 
     @InviteRequest.answer
     async def invite(self, request: InviteRequest) -> InviteReply:
+        if request.browser and self._member.node.facts.role == "worker":
+            raise UserError(
+                "a browser chats with the node that invites it, and a worker has no chat",
+                hint="run this on a node that serves a model and has the role `invite`",
+            )
         made = self._member.authority.invite(
             now=int(time.time()),
             expires_s=request.expires_s,

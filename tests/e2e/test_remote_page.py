@@ -47,7 +47,8 @@ def test_a_browser_chats_with_an_invite_until_it_is_revoked(tmp_path: Path) -> N
             assert not any(path.startswith(("/v1/", "/mesh/state")) for path in paths), paths
             assert opened.foreign == []
             revoke()
-            page.get_by_text("Refused: ").wait_for()
+            page.get_by_text("Not connected: ").wait_for()
+            page.get_by_text("to return, get a new invite").wait_for()
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -102,5 +103,19 @@ def test_a_phone_scans_the_invite_and_is_in(tmp_path: Path) -> None:
             assert (address.fragment, address.path) == (invite["token"], "/")
             assert address.port not in (None, urlsplit(api).port)
             await asyncio.to_thread(see, invite["url"])
+
+    play(scenario())
+
+
+def test_a_worker_invites_no_browser(tmp_path: Path) -> None:
+    """It has no chat, so the invite would lead nowhere."""
+
+    async def scenario() -> None:
+        async with Fleet(tmp_path) as fleet:
+            worker = await fleet.worker("garage")
+            made = await cli(worker.spec.home, "invite", "--browser", "phone")
+            assert (made.returncode, made.stdout) == (1, "")
+            assert "a worker has no chat" in made.stderr
+            assert "a node that serves a model" in made.stderr
 
     play(scenario())

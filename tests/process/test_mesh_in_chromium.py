@@ -53,7 +53,7 @@ def showing(
     """The page of this node, once it has a state; it may complain of nothing and ask nobody else."""
     with tab(browser, size=size, scheme=scheme) as opened:
         opened.page.goto(node.url)
-        opened.page.get_by_role("heading", name="What happened").wait_for()
+        opened.page.get_by_role("heading", name="Recent events").wait_for()
         yield opened
         assert opened.errors == []
         assert opened.foreign == []
@@ -135,7 +135,7 @@ def test_the_split_says_layers_bytes_and_memory_and_asks_for_that_of_others() ->
             assert "14" in attic.inner_text() and "2.8 GB" in attic.inner_text()
             assert "3.0 GiB of 8.0 GiB free" in table.get_by_role("row", name="desk").inner_text()
             assert opened.page.get_by_text("meshd capacity", exact=True).is_visible()
-            opened.page.get_by_role("button", name="Ask all machines for their memory").click()
+            opened.page.get_by_role("button", name="Check memory on all machines").click()
             attic.get_by_text("2.0 GiB of 8.0 GiB free").wait_for()
             assert opened.page.get_by_text("garage: it has a model loaded").is_visible()
         assert node.acted == [("capacity", {})]
@@ -211,7 +211,7 @@ def test_without_a_session_it_says_what_to_run() -> None:
             opened.page.get_by_text("meshd ui", exact=True).wait_for()
             opened.page.goto(f"{node.url}#refused")
             opened.page.reload()
-            opened.page.get_by_text("That link was used already").wait_for()
+            opened.page.get_by_text("That link was already used").wait_for()
             assert node.streams == 2  # it does not ask again by itself
 
     look(FakeNode([], refuses=NO_SESSION), see)
@@ -223,7 +223,7 @@ def test_a_key_is_asked_for_and_kept_while_the_tab_is_open() -> None:
             page = opened.page
             page.goto(node.url)
             page.get_by_label("API key").fill("k-wrong")
-            page.get_by_role("button", name="Use it").click()
+            page.get_by_role("button", name="Use this key").click()
             page.get_by_text("the API key is missing or wrong").wait_for()
             page.get_by_label("API key").fill("k-right")
             page.keyboard.press("Enter")
@@ -242,7 +242,7 @@ def test_machines_of_one_name_are_told_apart() -> None:
 
     def see(node: FakeNode) -> None:
         with chromium() as browser, showing(browser, node) as opened:
-            table = opened.page.get_by_role("table", name="The machines, and what is known of each")
+            table = opened.page.get_by_role("table", name="The machines, and what is known about each")
             rows = [table.get_by_role("row", name=twin.id[:10]).inner_text() for twin in twins]
             assert ["14 layers" in row for row in rows] == [False, True]
 
@@ -272,7 +272,7 @@ def test_a_worker_dies_and_comes_back_while_somebody_looks() -> None:
     def see(node: FakeNode) -> None:
         with chromium() as browser, showing(browser, node) as opened:
             page = opened.page
-            machines = page.get_by_role("table", name="The machines, and what is known of each")
+            machines = page.get_by_role("table", name="The machines, and what is known about each")
             garage = machines.get_by_role("row", name=re.compile("^garage"))
             picture = page.get_by_role("group").get_by_role("button", name="garage")
             assert "connected" in garage.inner_text() and "8 layers" in garage.inner_text()

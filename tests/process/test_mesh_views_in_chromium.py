@@ -128,7 +128,7 @@ def test_a_fault_of_access_would_be_found() -> None:
 # view, buttons to press in order, the action, its fields, what is said afterwards
 Case = tuple[str, tuple[str, ...], str, Mapping[str, object], str]
 CASES: tuple[Case, ...] = (
-    ("models", ("Look again",), "models", {}, "3 models found"),
+    ("models", ("Refresh",), "models", {}, "3 models found"),
     ("models", ("See what fits",), "fits", {}, "3 models compared"),
     (
         "models",
@@ -137,18 +137,18 @@ CASES: tuple[Case, ...] = (
         {"name": "mesh:GLM-4.7-Flash-Q4_K_M", "background": True},
         "mesh:GLM-4.7-Flash-Q4_K_M is being copied",
     ),
-    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. What came stays"),
+    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. What was copied is kept"),
     (
         "models",
         ("Remove", "Remove"),
         "model_remove",
         {"model": "Qwen3-4B-Q4_K_M"},
-        "Removed Qwen3-4B-Q4_K_M: 2.5 GB are free again",
+        "Removed Qwen3-4B-Q4_K_M: 2.5 GB freed",
     ),
     ("plan", ("Show it",), "why", {}, "The times of the last answers"),
     ("network", ("Check it",), "netcheck", {}, "Checked: 2 problems"),
     ("network", ("Close it",), "tunnel_close", {"listen": "127.0.0.1:2222"}, "The tunnel to ssh is closed"),
-    ("network", ("Look again",), "expose_list", {}, "1 service exposed"),
+    ("network", ("Refresh",), "expose_list", {}, "1 service exposed"),
     ("network", ("Ping",), "ping", {"peer": "garage"}, "garage answered in 39.7 ms"),
     (
         "invite",
@@ -170,7 +170,7 @@ CASES: tuple[Case, ...] = (
     ("invite", ("Lift the ban",), "unban", {"id": "e" * 52}, "shed may come back"),
     ("invite", ("Pause", "Pause"), "pause", {}, "Paused: this node lends nothing"),
     ("invite", ("Drain", "Drain"), "drain", {}, "Draining: nothing new is lent"),
-    ("logs", ("Look again",), "logs", {"lines": 100, "log": "meshd"}, "4 of 4 lines"),
+    ("logs", ("Refresh",), "logs", {"lines": 100, "log": "meshd"}, "4 of 4 lines"),
 )
 
 
@@ -413,7 +413,7 @@ def test_a_tunnel_is_opened_to_a_machine() -> None:
             page.get_by_role("textbox", name="Name of the service").fill("web")
             page.get_by_text(f"meshd tunnel open {ATTIC} web").wait_for()
             press(page, "Open a tunnel")
-            page.get_by_text("ssh is at 127.0.0.1:2222 of this machine now").wait_for()
+            page.get_by_text("ssh is now available at 127.0.0.1:2222 on this machine").wait_for()
             assert node.fields_of("tunnel_open") == [{"peer": ATTIC, "service": "web"}]
 
     look(see)

@@ -45,6 +45,8 @@ from meshd.wire.message import LengthParser, framed
 PROOF_SECONDS = 5.0
 _SIGNALS_WAITING = 16
 _log = get("browsers")
+# for a browser, which has no command line
+_NEW_INVITE = "to return, get a new invite, press `Forget this invite`, and paste the new one"
 
 MakeMeetings = Callable[[Signals], BrowserMeetings]
 
@@ -160,7 +162,8 @@ class Browsers:
                 return sealed, Entry(peer, Chain.decode(decided_by_invite.chain))
             decided = decided_by_invite
         _log.info("browser_refused", peer=peer.short, why=decided.text)
-        refusal = BrowserRefused(decided.code, decided.text, decided.hint)
+        hint = _NEW_INVITE if decided.code in ("banned", "revoked") else decided.hint
+        refusal = BrowserRefused(decided.code, decided.text, hint)
         await sealed.send(SIGNALLING, refusal.encode())
         return None
 

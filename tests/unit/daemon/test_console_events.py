@@ -30,13 +30,13 @@ def with_link(link: LinkView | None, **changes: object) -> Status:
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        (said("link_up", peer="qqqqqqqqqq", link="quic"), "garage is connected by quic"),
-        (said("link_up", peer="zzzz", link="quic"), "zzzz is connected by quic"),
+        (said("link_up", peer="qqqqqqqqqq", link="quic"), "garage connected over quic"),
+        (said("link_up", peer="zzzz", link="quic"), "zzzz connected over quic"),
         (said("member_admitted", peer="zzzz", name="loft"), "loft joined the mesh"),
-        (said("peer_left", peer="rrrr", code="0"), "attic said goodbye"),
-        (said("model_state", model="tiny", state="loading", why="hashing"), "tiny: loading: hashing"),
-        (said("model_state", model="tiny", state="ready", why=""), "tiny: ready"),
-        (said("peer_gone"), "a node is lost"),
+        (said("peer_left", peer="rrrr", code="0"), "attic disconnected"),
+        (said("model_state", model="tiny", state="loading", why="hashing"), "tiny (loading): hashing"),
+        (said("model_state", model="tiny", state="ready", why=""), "tiny (ready)"),
+        (said("peer_gone"), "lost a node"),
     ],
 )
 def test_lines_of_the_log(event: Event, text: str) -> None:

@@ -18,32 +18,32 @@ export const texts = {
 		connecting: 'Connecting to the node…',
 		waiting: 'connecting',
 		opening: 'Opening…',
-		outdated: 'This view could not be loaded. If the node was upgraded or restarted, load the page again.',
+		outdated: 'This view could not be loaded. Reload the page: the node may have been upgraded or restarted.',
 		away: 'no answer',
-		stale: (seconds: number) => `The node has not answered for ${seconds} s. This is what it said last.`,
-		session: 'Open this page with a link of its own',
-		sessionHint: 'On the machine where meshd runs, as the same user, run:',
-		refused: 'That link was used already, or is more than a minute old. Make a new one:',
+		stale: (seconds: number) => `The node has not answered for ${seconds} s. This is its last known state.`,
+		session: 'Open this page with a one-time link',
+		sessionHint: 'To get one, run this on the machine where meshd runs, as the same user:',
+		refused: 'That link was already used, or is more than a minute old. Get a new one:',
 		end: 'End session',
 		ended: 'The session has ended',
-		endedHint: 'Nothing can be seen or done here until there is a new one. On the machine where meshd runs, as the same user, run:',
+		endedHint: 'This page shows and does nothing until there is a new one. On the machine where meshd runs, as the same user, run:',
 		key: 'This node needs an API key',
 		keyLabel: 'API key',
-		keySend: 'Use it'
+		keySend: 'Use this key'
 	},
 	machines: {
 		title: (count: number) => (count === 1 ? 'One machine' : `${count} machines`),
 		picture: (count: number) => `${count} machines and the paths between them`,
 		legend: 'Kinds of paths',
-		table: 'The machines, and what is known of each',
+		table: 'The machines, and what is known about each',
 		here: 'this node', // which may be another machine than that of the browser
 		alone: 'No other machine yet: invite one.',
 		inviteHint: (node: string) => `On ${node}, run`,
-		inviteHere: 'or make an invite here',
+		inviteHere: 'Or make an invite here',
 		attention: 'Needs attention',
-		events: 'What happened',
+		events: 'Recent events',
 		allEvents: 'All events and the log',
-		noEvents: 'Nothing worth a line has happened since this node started.',
+		noEvents: 'No events since this node started.',
 		severities: { info: 'Note', warning: 'Warning', error: 'Error' },
 		roles: { serve: 'head', worker: 'worker', client: 'client' } as Record<string, string>,
 		columns: {
@@ -65,9 +65,9 @@ export const texts = {
 		present: 'running, not connected',
 		stopped: 'stopped',
 		paused: 'paused',
-		pausedHere: 'This node lends nothing until `meshd resume`.',
+		pausedHere: 'This node lends nothing until you run `meshd resume`.',
 		fetching: 'fetching a model',
-		banned: 'bans this node',
+		banned: 'has banned this node',
 		inUse: 'identity in use elsewhere',
 		lends: 'lending',
 		running: 'running',
@@ -103,47 +103,47 @@ export const texts = {
 		layersOf: (count: number, model: string) => `${count} layer${count === 1 ? '' : 's'} of ${model}`,
 		parts: (count: number) => `parts of ${count} models`,
 		free: (device: string, free: string, total: string) => `${device} ${free} of ${total} free`,
-		ask: 'Ask all machines for their memory',
-		asking: 'Asking…',
-		askingLong: 'A machine that was never measured takes up to a minute.',
+		ask: 'Check memory on all machines',
+		asking: 'Checking…',
+		askingLong: 'The first measurement of a machine takes up to a minute.',
 		lending: 'Memory lent to others',
 		lent: (head: string, model: string, bytes: string, state: string) => `${bytes} to ${head} for ${model}: ${state}`,
-		lentStates: { standby: 'standing by', loading: 'loading', loaded: 'loaded' },
+		lentStates: { standby: 'on standby', loading: 'loading', loaded: 'loaded' },
 		facts: {
-			id: 'Id',
-			version: 'Version of meshd',
+			id: 'ID',
+			version: 'meshd version',
 			since: 'State',
-			parts: 'Has',
+			parts: 'Holds',
 			path: 'Path',
-			capable: 'Rate when it was full',
-			moved: 'On this path so far',
-			notDirect: 'Why not directly',
-			standby: 'Paths in reserve',
-			resumes: 'Times it went on over a new path',
+			capable: 'Highest rate seen',
+			moved: 'Transferred on this path',
+			notDirect: 'Why not direct',
+			standby: 'Standby paths',
+			resumes: 'Resumed on a new path',
 			faults: 'Faults in the last hour',
 			error: 'Last error',
 			// of this node alone
-			up: 'Running for, memory',
+			up: 'Uptime, memory',
 			listens: 'Listens on',
 			home: 'State directory',
 			mesh: 'Mesh',
 			ofMesh: (id: string, members: string, roles: string) => `${id}, ${members}${roles ? `; this node may: ${roles}` : ''}`,
 			noMesh: 'none',
 			mdns: 'mDNS',
-			silent: (why: string) => `silent: ${why}`,
+			silent: (why: string) => `off: ${why}`,
 			disk: 'Disk',
 			free: (bytes: string) => `${bytes} free`,
 			room: (bytes: string) => `room for ${bytes} of weights`,
 			store: 'Downloaded weights',
 			kept: (bytes: string, limit: string) => `${bytes} of ${limit}`,
-			children: 'Its programs'
+			children: 'Child processes'
 		}
 	},
 	model: {
 		title: (count: number) => (count > 1 ? 'Models' : 'Model'),
 		none: 'No model yet: choose one in',
 		loading: 'loading',
-		progressOf: (name: string) => `Load of ${name}`,
+		progressOf: (name: string) => `Loading ${name}`,
 		arrived: (done: string, total: string) => `${done} of ${total}`,
 		byNetwork: (sent: string, missing: string) => `${sent} of ${missing} over the network`,
 		split: (layers: number, machines: number) =>
@@ -155,10 +155,10 @@ export const texts = {
 			layers: 'Layers',
 			weights: 'Weights',
 			memory: 'Memory',
-			push: 'Activations come'
+			push: 'Activations arrive'
 		},
 		memory: (free: string, total: string) => `${free} of ${total} free`,
-		direct: 'directly from the machine before',
+		direct: 'directly from the previous machine',
 		throughHead: (why: string) => `through the head${why ? `: ${why}` : ''}`,
 		speed: (measured: number | null, predicted: number | null) =>
 			measured === null
@@ -166,15 +166,15 @@ export const texts = {
 				: `${measured.toFixed(1)} tokens/s measured${predicted === null ? '' : ` (${predicted.toFixed(1)} predicted)`}`,
 		answers: (slots: number, tokens: number, shared: boolean) =>
 			slots === 1
-				? `1 request at once, ${tokens} tokens`
+				? `1 request at a time, ${tokens} tokens`
 				: `${slots} requests at once${shared ? ` that share ${tokens} tokens` : `, ${tokens} tokens each`}`,
 		loaded: (seconds: number) => `loaded in ${seconds.toFixed(1)} s`,
 		weights: (local: string, network: string) => `weights: ${local} from files, ${network} over the network`,
-		estimated: (nodes: string) => `split by estimates: ${nodes} not measured yet`,
-		standby: (node: string, bytes: string) => `${node} stands by with ${bytes} of weights`,
-		noStandby: (node: string) => `${node} does not stand by yet`,
-		tooFew: 'It waits for more workers.',
-		fallback: (name: string) => `A fallback is in use: ${name}`,
+		estimated: (nodes: string) => `the split is an estimate: ${nodes} not measured yet`,
+		standby: (node: string, bytes: string) => `${node} is on standby with ${bytes} of weights`,
+		noStandby: (node: string) => `${node} is not on standby yet`,
+		tooFew: 'Waiting for more workers.',
+		fallback: (name: string) => `Running the fallback model: ${name}`,
 		request: 'request',
 		waiting: 'waiting'
 	},
@@ -183,13 +183,13 @@ export const texts = {
 		of: (done: string, total: string) => `${done} of ${total}`,
 		left: (time: string) => `${time} left`,
 		from: (node: string, bytes: string) => `${bytes} from ${node}`,
-		noMore: (problem: string) => `gives no more: ${problem}`
+		noMore: (problem: string) => `stopped sending: ${problem}`
 	},
 	requests: {
 		title: 'Requests',
-		none: 'Nobody asks anything now.',
+		none: 'No requests right now.',
 		total: (requests: number, tokens: number, running: number, waiting: number) =>
-			`${running} running, ${waiting} waiting; ${requests} since the start, ${tokens} tokens`,
+			`${running} running, ${waiting} waiting; ${requests} since the node started, ${tokens} tokens`,
 		number: (id: number) => `#${id}`,
 		phases: { waiting: 'waiting', prompt: 'reading the prompt', answering: 'answering' },
 		columns: {
@@ -206,38 +206,38 @@ export const texts = {
 		title: 'Tokens per second',
 		none: (span: string) => `No tokens in the last ${span}.`,
 		words: (span: string, last: string, most: string, when: string, total: number) =>
-			`${last} now, at most ${most} (${when}); about ${total} tokens in the last ${span}.`
+			`${last} now, peak ${most} (${when}); about ${total} tokens in the last ${span}.`
 	},
 	errors: {
 		unreachable: 'The node does not answer.',
-		unreachableHint: 'Is it running? `meshd status` says so.',
-		unknown: 'The node refused this without a reason.'
+		unreachableHint: 'Check with `meshd status` whether it is running.',
+		unknown: 'The node refused this and gave no reason.'
 	},
 	copy: { copy: 'Copy' },
 	remote: {
 		views: { chat: 'Chat', machines: 'Machines' },
 		title: 'Reach your node from anywhere',
-		intro: 'Paste an invite. On the node, `meshd invite --browser NAME` makes one. Save this page to keep it.',
+		intro: 'On the node that serves the model, run `meshd invite --browser NAME`, and paste the invite here.',
 		invite: 'Invite',
 		use: 'Connect',
 		forget: 'Forget this invite',
-		replace: 'This address has another invite than the one kept here. Use it, and forget the kept one?',
-		notKept: 'This browser keeps nothing. Once this page is closed, you need a new invite.',
+		replace: 'This link contains a different invite from the one saved here. Replace the saved one?',
+		notKept: 'This browser does not save the invite. After you close this page, you need a new one.',
 		link: (state: LinkState): string => {
 			switch (state.kind) {
 				case 'connecting':
 					return state.why ? `Connecting… (${state.why})` : 'Connecting…';
 				case 'connected': {
-					const way = { webrtc: 'directly', lan: 'in this network', relay: 'through a relay' }[state.way];
+					const way = { webrtc: 'directly', lan: 'over the local network', relay: 'through a relay' }[state.way];
 					return state.milliseconds === null ? `Connected ${way}` : `Connected ${way}, ${state.milliseconds} ms`;
 				}
 				case 'reconnecting':
 					return state.why ? `Reconnecting… (${state.why})` : 'Reconnecting…';
 				case 'refused':
-					return `Refused: ${state.why}`;
+					return `Not connected: ${state.why}`;
 			}
 		},
-		closed: 'the link is closed',
+		closed: 'the connection is closed',
 		// what an invite lacks, as `meshd` says it
 		invites: {
 			unreadable: (why: string) => `cannot read the invite: ${why}`,
@@ -260,16 +260,16 @@ export const texts = {
 			lacks: (what: string) => `its ${what} is missing or has the wrong length`
 		},
 		errors: {
-			changed: 'a sealed message was changed, or has another key',
+			changed: 'a message was altered, or encrypted with another key',
 			cutOff: 'the answer is cut off',
-			badKey: 'the answer has a key that cannot be used',
-			otherNode: 'another node answered than the one of the invite',
-			noWay: 'the invite names no relay, and no node in this network is known',
-			silence: 'nothing answers',
+			badKey: 'the answer contains an unusable key',
+			otherNode: 'the node that answered is not the one that made the invite',
+			noWay: 'the invite names no relay, so a saved page cannot find the node. In the node’s network, scan the QR code of `meshd invite --browser NAME`; to connect from elsewhere, start the node with `--relay`, and make a new invite',
+			silence: 'nothing answered',
 			silent: (place: string) => `${place} does not answer`,
-			headCut: 'the answer ended within its head',
-			forgotten: 'the node no longer knows this request: it was restarted, or this page was away for too long',
-			version: (theirs: number, ours: number) => `the node speaks version ${theirs}, this page ${ours}`
+			headCut: 'the answer ended within its headers',
+			forgotten: 'the node no longer knows this request: the node restarted, or this page was offline too long',
+			version: (theirs: number, ours: number) => `the node speaks version ${theirs} of the protocol, this page version ${ours}: get the page from the node again`
 		},
 		model: 'Model',
 		question: 'Question',
@@ -278,18 +278,18 @@ export const texts = {
 		stopped: 'Stopped.',
 		waiting: 'Waiting for the model…',
 		answering: 'Answering…',
-		thought: 'Thoughts',
+		thought: 'Reasoning',
 		conversation: 'Conversation',
 		you: 'You',
 		code: (language: string) => (language ? `Code, ${language}` : 'Code'),
 		table: 'Table',
 		task: (isDone: boolean) => (isDone ? 'done' : 'to do'),
-		cut: 'The answer was cut: it ended before it was complete.',
+		cut: 'The answer was cut off before it was complete.',
 		endedWith: (why: string) => `The answer ended with an error: ${why}`,
 		noReason: 'no reason given',
 		noAnswer: 'The model gave no answer.',
-		atLimit: 'Cut at the limit of tokens.',
-		tooLong: 'It is too long for this page.',
+		atLimit: 'Cut off at the token limit.',
+		tooLong: 'it is too long for this page',
 		tokens: (count: number) => `${count} tokens`,
 		speed: (perSecond: number) => `${perSecond.toFixed(1)} tokens/s`
 	}

@@ -19,6 +19,7 @@ from meshd.wire.browser import (
     MAX_SEALED_BYTES,
     SIGNALLING,
     BrowserHello,
+    BrowserRefused,
     BrowserWelcome,
     decode_browser,
 )
@@ -59,6 +60,7 @@ class Head:
 
     owner: Owner
     banned: bool = False
+    refusal: NotAdmitted | None = None
     channels: list[BrowserChannel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,8 @@ class Head:
         self.browsers.serve_channel = self._serve
 
     def _admit(self, peer: object, invite_id: bytes) -> Welcome | NotAdmitted:
+        if self.refusal is not None:
+            return self.refusal
         certificate = issue(
             signer=HEAD,
             mesh=MESH,
@@ -114,15 +118,19 @@ class Visit:
 
     async def enter(self, key: KeyPair = STRANGER) -> BrowserWelcome:
         """Prove the invite and the key; return the welcome."""
+        welcome = await self.ask(key)
+        assert isinstance(welcome, BrowserWelcome)
+        return welcome
+
+    async def ask(self, key: KeyPair = STRANGER) -> object:
+        """Prove the invite and the key; return the answer."""
         parser = LengthParser(limit=MAX_SEALED_BYTES)
         dialler = SealDialler(KEYS, HEAD.peer, ephemeral=b"e" * 32)
         self.pipe.came.put_nowait(framed(dialler.first))
         self.seal = seal = dialler.finish(await self.take(parser))
         hello = BrowserHello(key.peer.raw, key.sign(BROWSER_CONTEXT, seal.binding))
         self.put(SIGNALLING, hello.encode())
-        welcome = decode_browser(seal.open(await self.take(parser))[1:])
-        assert isinstance(welcome, BrowserWelcome)
-        return welcome
+        return decode_browser(seal.open(await self.take(parser))[1:])
 
     def put(self, kind: bytes, message: bytes) -> None:
         assert self.seal is not None
@@ -202,3 +210,17 @@ async def test_a_browser_that_was_let_in_and_says_nothing_more_is_dropped(head: 
     assert head.browsers.connected
     await asyncio.sleep(2)
     assert visit.task.done() and not head.browsers.connected
+
+
+@on_a_node
+async def test_a_refused_browser_hears_what_it_can_do_itself(head: Head) -> None:
+    """It cannot run `meshd leave`, as a node's hint says."""
+    for code, hint in (
+        ("banned", "get a new invite"),
+        ("revoked", "get a new invite"),
+        ("disk", "free space"),
+    ):
+        head.refusal = NotAdmitted(code, "no", "free space" if code == "disk" else "run `meshd leave`")
+        answer = await head.visit("192.0.2.1").ask()
+        assert isinstance(answer, BrowserRefused)
+        assert hint in answer.hint and "meshd leave" not in answer.hint, code

@@ -77,7 +77,7 @@ async function reach(invite: RemoteInvite, signal: AbortSignal): Promise<SealedP
       wait: invite.lan.length > 0 ? RELAY_AFTER_MS : 0,
     })),
   ];
-  if (ways.length === 0) throw new ConnectError(texts.remote.errors.noWay);
+  if (ways.length === 0) throw new ConnectError(texts.remote.errors.noWay, { isRefused: true }); // later there is no other way either
   const lost = new AbortController();
   const limit = AbortSignal.any([signal, lost.signal, AbortSignal.timeout(REACH_MS)]);
   try {
