@@ -79,7 +79,7 @@ class Film:
     def enter(self) -> None:
         """Open the page of the mesh, as `meshd ui` does."""
         self.page.goto(ask(self.head.spec.home, UiRequest()).url)
-        self.page.get_by_role("heading", name="What happened").wait_for()
+        self.page.get_by_role("heading", name="Recent events").wait_for()
 
     def view(self, name: str) -> None:
         self.page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
@@ -205,7 +205,7 @@ def phoned(film: Film) -> None:
     page.locator("p.link.connected").wait_for()
     ask_on_phone(page, STORY)
     film.view("Machines")
-    film.press("Ask all machines for their memory")
+    film.press("Check memory on all machines")
     film.page.get_by_role("cell", name=re.compile("CPU .* free")).nth(3).wait_for(timeout=LONG_MS)
     film.page.get_by_role("cell", name="answering").wait_for()
     film.page.locator("path.flow").nth(2).wait_for()
@@ -262,7 +262,7 @@ def lost_and_back(film: Film, worker: LocalNode) -> None:
     film.have(film.fleet.ready(film.head))
     film.row(HEAD, "ready")
     film.keep("11-back")
-    film.keep("12-back-events", at="What happened")
+    film.keep("12-back-events", at="Recent events")
 
 
 def planned(film: Film) -> None:

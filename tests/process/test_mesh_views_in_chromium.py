@@ -433,7 +433,7 @@ def test_a_copy_that_failed_is_begun_again() -> None:
             # Until it knows its name, it is told by the button that was pressed.
             node.results["pull_progress"] = replace(PULL, id=6, step="asking", name="")
             page.get_by_role("progressbar", name="GLM").wait_for(state="detached")
-            assert page.get_by_role("listitem").filter(has_text="asking the members").count() == 1
+            assert page.get_by_role("listitem").filter(has_text="asking the other machines").count() == 1
 
     node = FakeNode(state(_STATUS))
     node.results["member_models"] = MemberModelsReply(models=(), pulls=(failed,))
