@@ -190,19 +190,19 @@ def complete(desk: Page) -> None:
 
 def models_are_listed_compared_and_planned(desk: Page) -> None:
     """The page gets what the command line prints."""
-    listed = desk.press("models", "Models of this machine and of the mesh", "Look again", "models")
+    listed = desk.press("models", "Models on this machine and in the mesh", "Refresh", "models")
     printed = meshd(desk.node.spec.home, "model", "ls", "--json", **user(desk.node))
     assert [model["name"] for model in json.loads(printed.stdout)] == [
         model["name"] for model in listed["models"]
     ]
     assert any(COPIED in model["name"] for model in listed["models"])
-    fits = desk.press("models", "What would fit", "See what fits", "fits")
+    fits = desk.press("models", "What fits", "See what fits", "fits")
     assert fits["models"] and fits["workers"] == ["attic"]
     page = desk.shown.page
-    section = desk.section("plan", "Plan a model")
+    section = desk.section("plan", "Predict how fast a model would run")
     section.get_by_role("combobox", name="Model").fill("tiny")
     section.get_by_role("textbox", name="Requests at once").fill("1")
-    plan = desk.press("plan", "Plan a model", "Plan it", "plan")
+    plan = desk.press("plan", "Predict how fast a model would run", "Plan it", "plan")
     chosen = plan["plans"][plan["choice"]]
     assert plan["head"] == "desk" and chosen["generate_tok_s"] > 0
     assert {part["node"] for part in chosen["nodes"]} <= {"desk", "attic"}
@@ -211,13 +211,13 @@ def models_are_listed_compared_and_planned(desk: Page) -> None:
 
 def the_network_is_looked_at(desk: Page) -> None:
     """The answers name the nodes that are there."""
-    found = desk.press("network", "Network of this machine", "Check it", "netcheck")
+    found = desk.press("network", "This machine’s network", "Check it", "netcheck")
     assert found["daemon"] and found["servers"] == []
     attic = peer(desk.status, "attic")
     assert attic is not None
     pong = desk.press("network", "Paths to the other nodes", "Ping", "ping", card="attic")
     assert (pong["peer"], pong["name"]) == (attic.id, "attic") and pong["rtt_ms"] > 0
-    capacity = desk.press("machines", "2 machines", "Ask all machines for their memory", "capacity")
+    capacity = desk.press("machines", "2 machines", "Check memory on all machines", "capacity")
     assert {device["node"] for device in capacity["devices"]} == {"attic"}
     assert [left["node"] for left in capacity["left_out"]] == ["desk"], "it has `devices = none`"
 
@@ -229,13 +229,13 @@ def someone_is_invited_and_not_any_more(desk: Page) -> None:
     assert token == made["token"] and invite(desk, made["id"]).state == "valid"
     desk.shown.keep("invite-real")
     a_joiner_is_let_in(desk, token)
-    listed = desk.press("invite", "Invites made here", "Look again", "invite_list")
+    listed = desk.press("invite", "Invites made here", "Refresh", "invite_list")
     assert [entry["id"] for entry in listed["invites"]] == [
         entry.id for entry in desk.ask(InviteListRequest()).invites
     ]
     desk.press("invite", "Invites made here", "Revoke", "invite_revoke", card=made["id"])
     assert invite(desk, made["id"]).state == "revoked"
-    shown = desk.press("invite", "Bans", "Look again", "ban_list")
+    shown = desk.press("invite", "Bans", "Refresh", "ban_list")
     assert [ban["id"] for ban in shown["bans"]] == [ban.id for ban in bans(desk)] != []
 
 
@@ -258,16 +258,16 @@ def a_joiner_is_let_in(desk: Page, token: str) -> None:
         joiner.settimeout(_PATIENCE_S)
         place = Candidate(host, joiner.getsockname()[1], "udp")
         code = encode_reply(Reply(keys.invite_id, KeyPair.from_seed(bytes(32)).peer, (place,)), keys)
-        section = desk.section("invite", "A machine printed a reply code")
+        section = desk.section("invite", "Enter a reply code")
         section.get_by_role("textbox", name="Reply code").fill(f"meshd accept {code}")
-        accepted = desk.press("invite", "A machine printed a reply code", "Let it in", "accept")
+        accepted = desk.press("invite", "Enter a reply code", "Let it in", "accept")
         assert accepted["addresses"] == [place.place]
         assert joiner.recv(2048)
 
 
 def the_log_is_read(desk: Page) -> None:
     """Its last lines are those of the file."""
-    read = desk.press("logs", "Log", "Look again", "logs")
+    read = desk.press("logs", "Log", "Refresh", "logs")
     written = (desk.node.spec.home / "logs/meshd.log").read_text(encoding="utf-8").splitlines()
     assert len(read["lines"]) >= 10 and set(read["lines"]) <= set(written)
 
@@ -285,7 +285,7 @@ def its_user_takes_the_machine_away_and_gives_it_back(attic: Page) -> None:
 
 def a_model_is_copied_and_removed(attic: Page, desk: Page) -> None:
     """The first copy waits for a head that stands still, and is stopped."""
-    pid, name = desk.node.pid, "Models of this machine and of the mesh"
+    pid, name = desk.node.pid, "Models on this machine and in the mesh"
     assert pid is not None and copies(attic) == []
     press = partial(attic.press, "models", name, card=COPIED)
     card = attic.section("models", name).get_by_role("listitem").filter(has_text=COPIED)
@@ -319,7 +319,7 @@ def a_service_is_reached_through_a_tunnel(desk: Page, attic: Page) -> None:
         server.settimeout(_PATIENCE_S)
         place = f"127.0.0.1:{server.getsockname()[1]}"
         attic.ask(ExposeRequest(name="echo", target=place, to=("desk",)))
-        desk.section("network", name).get_by_role("textbox", name="Name of the service there").fill("echo")
+        desk.section("network", name).get_by_role("textbox", name="Name of the service").fill("echo")
         tunnel = desk.press("network", name, "Open a tunnel", "tunnel_open")
         assert [known.listen for known in desk.ask(TunnelListRequest()).tunnels] == [tunnel["listen"]]
         host, _, port = tunnel["listen"].rpartition(":")
@@ -331,7 +331,7 @@ def a_service_is_reached_through_a_tunnel(desk: Page, attic: Page) -> None:
                 assert came.recv(1) == b"x"
         desk.press("network", name, "Close it", "tunnel_close", card="echo")
         assert desk.ask(TunnelListRequest()).tunnels == ()
-    shown = attic.press("network", name, "Look again", "expose_list")
+    shown = attic.press("network", name, "Refresh", "expose_list")
     assert [service["target"] for service in shown["exposed"]] == [place]
     assert [service.target for service in attic.ask(ExposeListRequest()).exposed] == [place]
 

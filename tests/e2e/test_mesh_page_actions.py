@@ -129,8 +129,8 @@ def test_a_lost_worker_and_the_answer_that_goes_on_are_told(tmp_path: Path) -> N
                 assert (await answer).error == ""
                 told = words(await page.until(lambda state: "continues" in words(state)))
                 before, _, after = told.partition(f"an answer was interrupted: worker {used} is lost")
-                assert f"{used} is connected by" in before and ": ready" in before, told
-                assert ": ready" in after and "an answer that was interrupted continues" in after, told
+                assert f"{used} connected over" in before and "(ready)" in before, told
+                assert "(ready)" in after and "an interrupted answer continues" in after, told
             async with mesh_page(other) as page:
                 told = words(await page.until(lambda state: True))
                 assert "head uses this machine" in told and f"{used} said goodbye" in told, told

@@ -142,10 +142,10 @@ def test_a_session_is_ended_on_the_page_in_all_its_windows() -> None:
             opened.keep("session-ended")
             assert opened.errors == []
             assert page.evaluate("sessionStorage.length") == 0 and page.context.cookies() == []
-            other.get_by_role("heading", name="Open this page with a link of its own").wait_for()
+            other.get_by_role("heading", name="Open this page with a one-time link").wait_for()
             assert page.evaluate(STATE)[0] == page.evaluate(ACT, "ping") == 401
             page.reload()
-            page.get_by_role("heading", name="Open this page with a link of its own").wait_for()
+            page.get_by_role("heading", name="Open this page with a one-time link").wait_for()
 
     asyncio.run(scenario())
     assert [name for name, _ in source.done] == ["logs"]
