@@ -133,6 +133,6 @@ def test_a_lost_worker_and_the_answer_that_goes_on_are_told(tmp_path: Path) -> N
                 assert "(ready)" in after and "an interrupted answer continues" in after, told
             async with mesh_page(other) as page:
                 told = words(await page.until(lambda state: True))
-                assert "head uses this machine" in told and f"{used} said goodbye" in told, told
+                assert "head uses this machine" in told and f"{used} disconnected" in told, told
 
     play(check())
