@@ -113,6 +113,7 @@ def test_a_worker_invites_no_browser(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Fleet(tmp_path) as fleet:
             worker = await fleet.worker("garage")
+            await worker.token()
             made = await cli(worker.spec.home, "invite", "--browser", "phone")
             assert (made.returncode, made.stdout) == (1, "")
             assert "a worker has no chat" in made.stderr
