@@ -63,7 +63,7 @@ def test_a_head_shows_its_requests_and_does_what_the_page_asks(tmp_path: Path) -
                 assert after["status"]["node"]["name"] == "head" and after["status"]["storage"]
                 assert sum(after["history"]["requests"]) >= 1
                 assert sum(after["history"]["tok_s"]) * after["history"]["step_s"] >= TOKENS / 2
-                assert ": ready" in words(after) and "founded a mesh" in words(after), words(after)
+                assert "(ready)" in words(after) and "founded a mesh" in words(after), words(after)
                 assert {"invite", "why", "plan", "unban"} <= set(after["can"])
                 assert not {"pause", "load", "stop"} & set(after["can"])
                 # What it does.

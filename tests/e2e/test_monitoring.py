@@ -93,7 +93,8 @@ async def check_trace(
         one.start_time_unix_nano <= two.start_time_unix_nano + 2_000_000
         for one, two in itertools.pairwise(line)
     )
-    whole = seconds(queue) + seconds(prompt) + seconds(tokens)
+    waited = sum(seconds(span) for _, span in spans if span.name == "model")
+    whole = seconds(queue) + waited + seconds(prompt) + seconds(tokens)
     assert 0.8 * seconds(request) < whole <= seconds(request), (whole, seconds(request))
     assert seconds(request) <= seconds(outermost) + 0.002
 

@@ -268,6 +268,6 @@ def lost_and_back(film: Film, worker: LocalNode) -> None:
 def planned(film: Film) -> None:
     """The plan of what runs, beside what was measured."""
     film.view("Plan")
-    film.page.get_by_role("heading", name="What runs now").wait_for()
+    film.page.get_by_role("heading", name="Running now").wait_for()
     film.page.get_by_text("Why this split").wait_for()
     film.keep("13-plan")
