@@ -441,7 +441,7 @@ class DaemonControl(TunnelAnswers):
 
     @InviteRequest.answer
     async def invite(self, request: InviteRequest) -> InviteReply:
-        if request.browser and self._member.node.facts.role == "worker":
+        if request.browser and self._built().gateway is None:
             raise UserError(
                 "a browser chats with the node that invites it, and a worker has no chat",
                 hint="run this on a node that serves a model and has the role `invite`",

@@ -83,7 +83,7 @@ STATES: Sequence[tuple[Mapping[str, Any], str, str]] = (
     ({}, "good", "connected"),
     ({"paused": True}, "paused", "paused"),
     ({"fetching": True, "paused": True}, "busy", "fetching a model"),
-    ({"says_banned": "you are banned"}, "bad", "bans this node"),
+    ({"says_banned": "you are banned"}, "bad", "has banned this node"),
     ({"says_in_use": "copied"}, "bad", "identity in use elsewhere"),
     ({"state": "suspended"}, "bad", "interrupted"),
     ({"state": "connecting"}, "busy", "connecting"),

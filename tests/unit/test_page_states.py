@@ -75,7 +75,7 @@ def test_a_peer_is_away_on_the_page_where_the_command_line_says_so() -> None:
         (replace(PEER, state="connecting", state_s=3.0), "busy", "connecting"),
         (replace(PEER, state="connecting", state_s=86_400.0), "off", "away"),
         (replace(PEER, state="known", state_s=3.0), "off", "not connected"),
-        (replace(PEER, state="connected", says_banned="you are"), "bad", "bans this node"),
+        (replace(PEER, state="connected", says_banned="you are"), "bad", "has banned this node"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

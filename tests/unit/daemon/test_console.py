@@ -212,9 +212,9 @@ async def test_events_of_the_log_come_from_before_the_watch() -> None:
         log.get("test").warning("peer_gone", peer="qqqq", why="its process has ended")
         scene = Scene()
         async with scene.watch() as states:
-            assert words(await anext(states)) == ["garage is lost: its process has ended"]
+            assert words(await anext(states)) == ["lost garage: its process has ended"]
             log.get("test").warning("peer_gone", name="barn", why="no word")
-            assert words(await anext(states))[-1] == "barn is lost: no word"
+            assert words(await anext(states))[-1] == "lost barn: no word"
             assert now() == pytest.approx(LOOK_SECONDS), "an event is a change"
     finally:
         log.remember(frozenset())
