@@ -357,7 +357,7 @@ def test_a_link_with_another_invite_does_not_replace_the_kept_one_unasked(tmp_pa
             page.goto(f"{scene.page.as_uri()}#{other}")
             page.get_by_text("Connected ").wait_for()
             assert (
-                "another invite" in asked[0] and page.evaluate(kept) == scene.invite and "#" not in page.url
+                "different invite" in asked[0] and page.evaluate(kept) == scene.invite and "#" not in page.url
             )
             page.once("dialog", lambda dialog: dialog.accept())
             page.goto("about:blank")
