@@ -121,21 +121,21 @@ TEST(a_neighbour_that_sends_what_cannot_be_added_is_named) {
         const auto * bytes = reinterpret_cast<const uint8_t *>(values.data());
         CHECK(why(blob(bytes, bytes + 128)) == "lost neighbour 1: it pushed values that are not finite");
     }
-    CHECK(why(blob(128)).empty());
-    CHECK(has(why(blob(124)), "lost neighbour 1: it pushed another number of values"));
-    CHECK(has(why(blob(132)), "lost neighbour 1: it pushed another number of values"));
-    CHECK(has(why(blob(128), sum_form::q8), "lost neighbour 1: it pushed another number"));
+    CHECK(why(blob(128, 0)).empty());
+    CHECK(has(why(blob(124, 0)), "lost neighbour 1: it pushed another number of values"));
+    CHECK(has(why(blob(132, 0)), "lost neighbour 1: it pushed another number of values"));
+    CHECK(has(why(blob(128, 0), sum_form::q8), "lost neighbour 1: it pushed another number"));
     CHECK(has(why(blob(66, 0xff), sum_form::half_rows), "lost neighbour 1: it pushed half floats with an exponent"));
     CHECK(has(why(blob(34, 0xff), sum_form::q8), "lost neighbour 1: it pushed values that are not finite"));
-    CHECK(has(why(blob(128), sum_form::f32, 6), "lost neighbour 1: it pushed something else"));
+    CHECK(has(why(blob(128, 0), sum_form::f32, 6), "lost neighbour 1: it pushed something else"));
 }
 
 TEST(a_result_is_no_part_of_a_sum_nor_the_other_way_round) {
     one_worker two;
-    const auto pushed = [&] { two.other.push(0, 5, blob(128)); };
+    const auto pushed = [&] { two.other.push(0, 5, blob(128, 0)); };
     CHECK(has(two.why(std::vector<float>(32), pushed), "lost neighbour 1: it pushed something else"));
     one_worker again;
-    again.other.push_summand(0, 5, blob(128));
+    again.other.push_summand(0, 5, blob(128, 0));
     CHECK(has(thrown_by([&] { again.worker.take(1, 5, 128); }), "lost neighbour 1: it pushed something else"));
 }
 
@@ -223,7 +223,7 @@ TEST(more_graphs_are_kept_once_there_are_sums) {
     zeros.size = 4096;
     head.worker.write_body(3, zeros);
     head.worker.write_body(4, small_sum());
-    other.push_summand(0, 0, blob(128));
+    other.push_summand(0, 0, blob(128, 0));
     for (uint64_t uid = 1; uid <= 4 * STORED_GRAPHS; uid++) {
         small_graph graph;
         graph.body.uid = uid;
