@@ -155,7 +155,7 @@ class Inviter:
         return False
 
     def _for_browser(self, invite_id: bytes) -> NotAdmitted | None:
-        """Refuse a node that has a browser's invite: as a node, whoever stole it could do more."""
+        """Refuse a node that has a browser's invite: a thief of that invite could do more as a node."""
         entry = self._book.get(invite_id)
         if entry is None or not entry.browser:
             return None

@@ -43,7 +43,7 @@ class Tab:
 
     @property
     def foreign(self) -> list[str]:
-        """What it asked of other origins than its own; data in the page itself has no host."""
+        """Return what it requested from other origins; data in the page itself has no host."""
         own = urlsplit(self.page.url).netloc
         return [url for url in self.asked if (host := urlsplit(url).netloc) and host != own]
 

@@ -399,12 +399,12 @@ async def start(
 
 
 def _speeds() -> Path:
-    """Where the speeds of devices are kept for the next run: measuring takes longer than all the rest."""
+    """Return where device speeds are kept for the next run: measuring them takes longer than all the rest."""
     return cache_folder() / "test-models/device-speeds"
 
 
 def registered() -> set[str]:
-    """The names of all actions that a node can have."""
+    """Return the names of all actions that a node can have."""
     able = Abilities(invites=True, is_founder=True, lends=True, serves=True)
     models = ModelActions(FakeControl(), Config(), FakePool)
     return set(ConsoleActions(FakeControl(), lambda: able, Path("none"), models.acts).names)

@@ -464,7 +464,7 @@ def _of_plans() -> dict[str, object]:
 
 @dataclass
 class FakeNode:
-    """What it shows and answers, and what it was asked."""
+    """Hold what a node shows and answers, and the requests that came."""
 
     state: Mapping[str, object]
     results: dict[str, object] = field(default_factory=results)

@@ -63,8 +63,8 @@ class Browsers:
     """All browsers of this node. `welcome` runs the whole life of one pipe.
 
     `invites`: the keys of an invite for browsers, by its id. `why_banned`: of a chain. `random`: so many
-    secret bytes. `meetings`: None without WebRTC. `serve_channel` is set by whoever answers browsers, with
-    `on_ban`, which is called with the key of each that was banned while it was here.
+    secret bytes. `meetings`: None without WebRTC. The daemon sets `serve_channel` and `on_ban`
+    while its API runs; `on_ban` is called with the key of each browser that is banned while connected.
     """
 
     def __init__(

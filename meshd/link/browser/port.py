@@ -1,7 +1,7 @@
 """The mesh port for browsers: the page, at `/`, and the WebSocket by which it comes to this node.
 
-Anybody in the network may ask for the page, which holds no secret. It is there only while a browser is
-awaited, so a node that never invited one answers no HTTP at all.
+Anybody in the network may request the page, which holds no secret. It is served only while a browser is
+expected: a node that has never invited a browser answers no HTTP.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from meshd.wire.browser import SIGNAL_PATH
 from meshd.wire.websocket import read_path, read_request, refuse
 
 REQUEST_SECONDS = 5.0
-ANSWER_SECONDS = 20.0  # for the page to leave; whoever takes it more slowly is cut off
+ANSWER_SECONDS = 20.0  # for the page to be sent; a browser that reads more slowly is cut off
 PAGE_PATH = "/"
 _log = get("browsers")
 
@@ -29,7 +29,7 @@ ReadPage = Callable[[], Awaitable[bytes]]
 class BrowserPort:
     """Answers browsers at the mesh port (implements Visitors).
 
-    `is_awaited`: whether this node has invited browsers. `read_page` is set by whoever has the page.
+    `is_awaited`: whether this node has invited browsers. The daemon sets `read_page` while its API runs.
     """
 
     def __init__(self, browsers: Browsers, is_awaited: Callable[[], bool]) -> None:

@@ -1,6 +1,6 @@
 """A browser's connection to the mesh port: one request over plain HTTP, its answer, perhaps a WebSocket.
 
-Whoever comes has proven nothing, so little is read of it, and its answer waits for it only so long.
+The browser has proven nothing yet, so the request is bounded in bytes, and sending the answer in time.
 """
 
 import asyncio
