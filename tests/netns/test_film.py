@@ -46,7 +46,8 @@ LONG_MS = 180_000  # a machine that was not measured yet takes up to a minute
 SIZE, PHONE = (1280, 860), (390, 760)
 HEAD, GARAGE, ATTIC, BARN = "desk", "garage", "attic", "barn"
 RELAY = "relay.test"
-AT_HOME = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 192.168.*"  # an address counts as a name here
+# addresses count as names here; the relay is asked as well where a busy machine makes the direct way slow
+AT_HOME = f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 192.168.*, EXCLUDE {RELAY}"
 QUESTION = "What is the capital of France? Answer in one sentence."
 STORY = "Tell me a long story about a small computer in a garage."
 TABLE = "Now write a Markdown table of three fruits with the columns Fruit and Colour."
