@@ -40,7 +40,7 @@ from meshd.plan.machines import (
     with_memory_limits,
 )
 from meshd.plan.over_offers import fits
-from meshd.plan.prediction import PlanPredictor
+from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path

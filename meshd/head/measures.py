@@ -16,7 +16,8 @@ from meshd.model.status import Speeds
 from meshd.model.time_account import TokenRounds
 from meshd.plan.machines import Machines
 from meshd.plan.over_offers import reservations
-from meshd.plan.prediction import PlanOutcome, PlanPredictor
+from meshd.plan.plan_prediction import PlanPredictor
+from meshd.plan.prediction import PlanOutcome
 from meshd.plan.split import Plan
 from meshd.plan.wishes import HeadOptions
 from meshd.rpc import mesh_protocol as wire

@@ -35,7 +35,8 @@ from meshd.model.drafts import (
 )
 from meshd.model.output import CPU_RATE, GPU_RATE
 from meshd.model.status import SpeculationStatus
-from meshd.plan.prediction import PlanOutcome, PlanPredictor
+from meshd.plan.plan_prediction import PlanPredictor
+from meshd.plan.prediction import PlanOutcome
 from meshd.plan.split import Plan
 from meshd.plan.wishes import DraftModel, MayDraft
 

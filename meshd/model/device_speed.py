@@ -11,7 +11,7 @@ from itertools import pairwise
 from meshd.wire.capacity import TimedLayer, checked_time
 
 _WORDS = 4  # per line
-_TRIALS_DIFFER = 1.15  # four cards of one kind got 7, 8, 9 and 8 of 32 layers by their trials
+TRIALS_DIFFER = 1.15  # four cards of one kind got 7, 8, 9 and 8 of 32 layers by their trials
 _MOST_STEEP = 4.0  # maximum growth of the time per token with more tokens: no device slows down that much
 
 
@@ -75,7 +75,7 @@ class DeviceSpeed:
                 (tokens, min(other.get(tokens, took) for other in others)) for tokens, took in points
             ]
             if any(
-                took > _TRIALS_DIFFER * least
+                took > TRIALS_DIFFER * least
                 for (_, took), (_, least) in zip(points, found._points[kind], strict=True)
             ):
                 return self

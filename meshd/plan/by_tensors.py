@@ -3,11 +3,10 @@
 llama.cpp gives each worker whole groups of heads that share a KV head and blocks of the feed-forward part,
 and has the workers add up their results twice a layer. Beside its share of the weights and of the cache, each
 worker holds what is not divided (norms, and the output of a tied model), and all of the memory for computing.
-The head keeps the embeddings, and samples.
-
-Nothing of this is predicted yet: such a plan is only made for whoever asks for it.
+The head keeps the embeddings, and samples. What such a plan is predicted to do: tensor_prediction.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshd.model.layers import ModelLayers, compute_bound
@@ -28,42 +27,58 @@ def for_layers(options: HeadOptions) -> HeadOptions:
     return replace(options, devices=("none",), output="worker", min_workers=options.min_workers or 2)
 
 
-def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions) -> Plan:
+def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions, by_speed: Sequence[float] = ()) -> Plan:
     """Return the plan with each layer on all of its workers. Raises NoSplit with the reason why not.
 
-    Shares are those of `--tensor-split`, or equal.
+    Shares are those of `--tensor-split`, else `by_speed`, if these are given and fit, else equal.
     """
     # 1. What is needed of the plan, the model and the options.
     if why := _why_not(layers, plan, options):
-        raise NoSplit(f"the model cannot be split by tensors: {why}", hint=_ASK_FOR_LAYERS)
-    # 2. A share of each worker, in layers.
-    given = [share for share in options.tensor_split if share] or [1.0] * len(plan.taking)
-    counts = share_out(given, layers.count)
+        raise _refused(why)
     micro_batch = read_llama_args(options.llama_args).micro_batch
     shape = plan.shape if micro_batch else replace(plan.shape, micro_batch=max(MOST, plan.shape.parallel))
     plan = replace(plan, shape=shape)
-    shares = [_share(layers, plan, share, count) for share, count in zip(plan.taking, counts, strict=True)]
-    # 3. It has to fit.
-    for share in shares:
-        if share.total > share.device.free:
-            need, have = share.total >> 20, share.device.free >> 20
-            raise NoSplit(
-                f"the model cannot be split by tensors: {share.device.label} has {have} MiB free, and would "
-                f"need {need} MiB",
-                hint=_ASK_FOR_LAYERS,
-            )
+    # 2. A share of each worker, in layers. It has to fit.
+    equal = [1.0] * len(plan.taking)
+    given = [share for share in options.tensor_split if share]
+    ways = [given] if given else [by_speed, equal] if by_speed else [equal]
+    shares: list[DeviceShare] = []
+    why_not = ""
+    for weights in ways:
+        counts = share_out(weights, layers.count)
+        shares = [
+            _share(layers, plan, share, count) for share, count in zip(plan.taking, counts, strict=True)
+        ]
+        why_not = _too_small(shares)
+        if not why_not:
+            break
+    if why_not:
+        raise _refused(why_not)
     idle = [replace(share, layers=0) for share in plan.shares if not share.layers]
     reasons: tuple[Reason, ...] = (ByTensors(plan.nodes),)
     return replace(
         plan,
         shares=(*idle, *shares),
         gpu_layers=layers.count + 1,
-        tensor_split=tuple(counts),
+        tensor_split=tuple(share.layers for share in shares),
         override_tensor="",
         input_on_worker=False,
         by_tensors=True,
         reasons=(*reasons, *plan.reasons),
     )
+
+
+def _refused(why: str) -> NoSplit:
+    return NoSplit(f"the model cannot be split by tensors: {why}", hint=_ASK_FOR_LAYERS)
+
+
+def _too_small(shares: Sequence[DeviceShare]) -> str:
+    """Name a worker that has no room for its share; empty: all have it."""
+    for share in shares:
+        if share.total > share.device.free:
+            need, have = share.total >> 20, share.device.free >> 20
+            return f"{share.device.label} has {have} MiB free, and would need {need} MiB"
+    return ""
 
 
 def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:

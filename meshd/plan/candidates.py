@@ -14,7 +14,8 @@ from meshd.model.cache import ContextShape
 from meshd.model.layers import ModelLayers, compute_bound
 from meshd.plan.by_memory import MAX_SPLIT_DEVICES, share_out
 from meshd.plan.machines import Machines, NodeOffer, one_for_each_card
-from meshd.plan.prediction import ASSUMED_ANSWER, PlannedStage, PlanPredictor, Split
+from meshd.plan.plan_prediction import PlanPredictor
+from meshd.plan.prediction import ASSUMED_ANSWER, PlannedStage, Split
 from meshd.plan.split import Device
 from meshd.plan.wishes import HeadOptions, beside_draft, shape_of
 from meshd.wire.lease import OfferedDevice

@@ -37,11 +37,11 @@ from meshd.plan.machines import (
     with_fixed_layers,
 )
 from meshd.plan.over_offers import plan_over
+from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.prediction import (
     ASSUMED_ANSWER,
     ASSUMED_PROMPT,
     PlanOutcome,
-    PlanPredictor,
     Prediction,
     on_paths,
 )
@@ -96,9 +96,8 @@ class SplitChoice:
 
     @property
     def speeds(self) -> Speeds | None:
-        """Return the predicted rates; None where a device was never measured, and by tensors."""
-        is_known = self.outcome.prediction.is_measured and not self.plan.by_tensors
-        return self.outcome.speeds if is_known else None
+        """Return the predicted rates; None where a device was never measured."""
+        return self.outcome.speeds if self.outcome.prediction.is_measured else None
 
     @property
     def prediction(self) -> Prediction:
@@ -159,7 +158,9 @@ def _plan_tensors(
         found = plan_model(
             layers, work, machines, replace(for_layers(options), split="always", tensor_split=())
         )
-        return replace(found, plan=by_tensors(layers, found.plan, options), options=options)
+        predictor = PlanPredictor(layers, work, found.machines, options)
+        plan = by_tensors(layers, found.plan, options, predictor.tensor_shares(found.plan))
+        return replace(found, plan=plan, options=options, outcome=predictor.predict(plan))
     except (NoSplit, Refused) as error:
         otherwise = plan_model(layers, work, machines, replace(options, split="layers"))
         return otherwise.because(NotByTensors(error.what))

@@ -15,6 +15,8 @@ A card that several nodes use counts once, busy for the sum of its times. The pr
 one of these devices, too: busy for the sum of its CPUs' times, each times the share of the processors with
 which it computes. Nodes that may use different ones (`taskset`) do not share them.
 
+By tensors, workers compute each layer together: see tensor_prediction.py.
+
 Without pushes all hidden states pass the head, so each border between workers is two ways, and the micro
 batches of a prompt follow one another. Times of layers are measured (model/device_speed.py); where a device
 was not, they follow from the bytes of its weights.
@@ -22,20 +24,25 @@ was not, they follow from the bytes of its weights.
 Both sums are there part by part as well: what each device takes, each path between two nodes, and the rest.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, permutations
+from itertools import accumulate
 
 from meshd.model.device_speed import DeviceSpeed
 from meshd.model.layer_work import FAR_CELLS, NEAR_CELLS, LayerWork, unseen_cells
 from meshd.model.layers import ModelLayers
-from meshd.model.output import CPU_RATE, GPU_RATE, LOCAL_RATE, SAMPLED_BYTES, DevicePath
+from meshd.model.output import CPU_RATE, GPU_RATE, SAMPLED_BYTES, DevicePath
 from meshd.model.status import Speeds
-from meshd.plan.machines import Machines, card_in
 from meshd.plan.reasons import ChangedPart
-from meshd.plan.split import Device, Plan
-from meshd.plan.wishes import HeadOptions
+from meshd.plan.split import Plan
+from meshd.plan.tensor_prediction import (
+    SUMS_A_LAYER,
+    VALUE_BYTES,
+    PairWay,
+    SumMember,
+    divided_seconds,
+    ways_between,
+)
 
 HOP_SECONDS = 0.0001  # of a message between two daemons, beyond its path (docs/speed.md, bench hop)
 STEP_SECONDS = 0.0005  # of llama-server for a token, with all that is not a layer
@@ -48,7 +55,6 @@ LOADED_RATE = 1.5e9  # bytes a second from a file that was read before
 USUAL_PROMPT = 512  # of the prompt that is predicted, and cells of the cache that a token sees
 _CPU_WORK, _GPU_WORK = 4e10, 1.5e13  # bytes of weights times tokens a second (over_offers.py)
 _MOST_SEEN = 256  # answers have all lengths, and a prediction lasts as long as a load of the model
-_LOCAL_PATH = DevicePath(0.0, LOCAL_RATE)
 _VISIBLE = 0.01  # of a token's time
 ASSUMED_PROMPT, ASSUMED_ANSWER = USUAL_PROMPT, 256  # tokens of the answer by whose time splits are compared
 
@@ -86,7 +92,8 @@ class Split:
 
     `paths`: from a node to another one; where none is known, the longer of their paths to the head counts.
     `logits`: they cross to the head, not just candidates. `numbers`: the first worker has the embeddings, so
-    that numbers of tokens cross to it, and no hidden states.
+    that numbers of tokens cross to it, and no hidden states. `shares`: of each stage in each layer, where all
+    compute together, by tensors.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -97,6 +104,13 @@ class Split:
     logits: bool = False
     numbers: bool = False
     paths: Mapping[tuple[str, str], DevicePath] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
+
+    @property
+    def pairs(self) -> tuple[PairWay, ...]:
+        """Describe the paths of the sums between workers; none by layers."""
+        members = [SumMember(stage.node, stage.path, stage.is_gpu) for stage in self.stages]
+        return ways_between(members, self.paths, HOP_SECONDS) if self.shares else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +128,7 @@ class Prediction:
     ways_s: float
     """Seconds of a token on the network: ways, and waits for orders."""
     is_measured: bool
-    """All devices were."""
+    """All devices were, and by tensors the path between each two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +222,17 @@ class Predictor:
 
     def is_measured(self, split: Split) -> bool:
         """Tell whether all devices have times of what they compute."""
-        speed, output = split.output.speed, self._work.output
-        is_output_known = speed is not None and (output is None or output in speed)
-        return is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
+        making, output = split.stages if split.shares else (split.output,), self._work.output
+        is_output_known = all(
+            stage.speed is not None and (output is None or output in stage.speed) for stage in making
+        )
+        is_timed = is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
+        return is_timed and all(pair.is_known for pair in split.pairs)
 
     def token_parts(self, split: Split, streams: int = 1) -> list[PredictedPart]:
         """Predict a token in so many streams at once: the seconds of all of them together."""
+        if split.shares:
+            return self._token_by_tensors(split, streams)
         computing = self._computing(split, streams, USUAL_PROMPT)
         passing = self._passing(split, streams, computing)
         return [
@@ -224,11 +243,13 @@ class Predictor:
             PredictedPart(STEP_SECONDS),
         ]
 
-    def prompt_parts(self, split: Split) -> list[PredictedPart]:
+    def prompt_parts(self, split: Split, tokens: int = USUAL_PROMPT) -> list[PredictedPart]:
         """Predict a prompt. All micro batches but one take what takes longest in the pipeline."""
-        micro = min(split.micro_batch, USUAL_PROMPT)
-        batches = -(-USUAL_PROMPT // micro)
-        computing = self._computing(split, micro, USUAL_PROMPT // 2)
+        micro = min(split.micro_batch, tokens)
+        batches = -(-tokens // micro)
+        if split.shares:
+            return self._prompt_by_tensors(split, micro, batches, tokens // 2)
+        computing = self._computing(split, micro, tokens // 2)
         once = [*_computed(split.stages, computing), *self._passing(split, micro, computing)]
         if split.pushed:
             carried = zip(self._borders(split), self._carried(split, micro), strict=True)
@@ -252,6 +273,8 @@ class Predictor:
 
     def device_seconds(self, split: Split, tokens: float) -> dict[str, float]:
         """Predict a round by device: its layers, and the output where it has that."""
+        if split.shares:
+            return {part.device: part.seconds for part in self._divided(split, tokens, USUAL_PROMPT)}
         found: dict[str, float] = {}
         for stage, seconds in zip(split.stages, self._computing(split, tokens, USUAL_PROMPT), strict=True):
             found[stage.label] = found.get(stage.label, 0.0) + seconds
@@ -259,9 +282,79 @@ class Predictor:
         found[output] = found.get(output, 0.0) + self._output(split.output, tokens)
         return found
 
+    def is_timed(self, stage: PlannedStage) -> bool:
+        """Tell whether the device has times of such layers."""
+        return self._is_timed(stage.speed)
+
     def layer_seconds(self, stage: PlannedStage) -> float:
         """Predict a token in the mean of the stage's layers."""
         return self._layers(stage, 1, USUAL_PROMPT) / max(1, stage.end - stage.begin)
+
+    # By tensors.
+
+    def _token_by_tensors(self, split: Split, tokens: int) -> list[PredictedPart]:
+        slowest = max(_side_by_side(split.stages, self._divided(split, tokens, USUAL_PROMPT)), key=total)
+        return [
+            *slowest,
+            self._added_up(split, tokens),
+            *self._to_and_fro(split, tokens),
+            PredictedPart(STEP_SECONDS),
+        ]
+
+    def _prompt_by_tensors(self, split: Split, micro: int, batches: int, cells: int) -> list[PredictedPart]:
+        """Predict micro batches one after the other; only the last token of the prompt makes logits."""
+        computing = self._divided(split, micro, cells, is_prompt=True)
+        slowest = max(_side_by_side(split.stages, computing), key=total)
+        return [
+            *(
+                replace(part, seconds=batches * part.seconds)
+                for part in (*slowest, self._added_up(split, micro))
+            ),
+            *self._to_and_fro(split, 1),
+            PredictedPart(PROMPT_SECONDS),
+        ]
+
+    def _divided(
+        self, split: Split, tokens: float, cells: int, *, is_prompt: bool = False
+    ) -> list[PredictedPart]:
+        """Predict each worker's share of all layers, and of the output: a tied one is there whole."""
+        found: list[PredictedPart] = []
+        for stage, share, seconds in zip(
+            split.stages, split.shares, self._computing(split, tokens, cells), strict=True
+        ):
+            layers = divided_seconds(
+                seconds, share, self._model.count, is_gpu=stage.is_gpu, is_prompt=is_prompt
+            )
+            part = 1.0 if self._model.tied else share
+            made = part * self._output(stage, 1 if is_prompt else tokens)
+            found.append(PredictedPart(layers + made, stage.label))
+        return found
+
+    def _added_up(self, split: Split, tokens: int) -> PredictedPart:
+        """Predict all sums of so many tokens: the slowest pair is what the others wait for."""
+        count = VALUE_BYTES * tokens * self._model.widths.embedding
+        slowest = max(split.pairs, key=lambda pair: pair.seconds(count))
+        return PredictedPart(SUMS_A_LAYER * self._model.count * slowest.seconds(count), ends=slowest.ends)
+
+    def _to_and_fro(self, split: Split, tokens: int) -> list[PredictedPart]:
+        """Predict the order to the farthest worker, and its way back: all logits cross the head's cable."""
+        logits = tokens * VALUE_BYTES * self._model.widths.vocabulary
+        ways = [
+            (stage.path, round(share * logits), stage)
+            for stage, share in zip(split.stages, split.shares, strict=True)
+            if stage.path is not None
+        ]
+        if not ways:
+            return []
+        carried = sum(path.carrying(count) for path, count, _ in ways)
+        path, late, far = max(
+            (
+                (path, path.rtt + path.seconds(count) - path.carrying(count), stage)
+                for path, count, stage in ways
+            ),
+            key=lambda way: way[1],
+        )
+        return [_to_head(far, path).part(late + 2 * HOP_SECONDS + carried)]
 
     # Parts.
 
@@ -377,6 +470,10 @@ class Predictor:
         return 4 * self._model.widths.vocabulary if split.logits else SAMPLED_BYTES
 
     def _bytes(self, split: Split) -> int:
+        if split.shares:
+            rows = SUMS_A_LAYER * self._model.count * self._model.widths.embedding
+            each = len(split.shares) * (len(split.shares) - 1)
+            return VALUE_BYTES * (each * rows + self._model.widths.vocabulary)
         carried = zip(self._borders(split), self._carried(split, 1), strict=True)
         last = split.stages[-1]
         return sum(len(ways) * count for ways, count in carried) + (
@@ -385,16 +482,27 @@ class Predictor:
 
     def _load(self, split: Split) -> float:
         """Predict a load: all read their own files at once; the head sends what nodes lack, one by one."""
-        read = max(stage.weights - _crossing(stage) for stage in split.stages)
-        far = max((stage.path.rtt for stage in split.stages if stage.path is not None), default=0.0)
-        sent = sum(stage.path.seconds(_crossing(stage)) for stage in split.stages if stage.path is not None)
+        stages = _with_shares(split)
+        read = max(stage.weights - _crossing(stage) for stage in stages)
+        far = max((stage.path.rtt for stage in stages if stage.path is not None), default=0.0)
+        sent = sum(stage.path.seconds(_crossing(stage)) for stage in stages if stage.path is not None)
         return START_SECONDS + read / LOADED_RATE + START_ROUND_TRIPS * far + sent
 
     @staticmethod
     def _load_bytes(split: Split) -> int | None:
         if any(not stage.is_head and stage.lacking is None for stage in split.stages):
             return None
-        return sum(map(_crossing, split.stages))
+        return sum(map(_crossing, _with_shares(split)))
+
+
+def _with_shares(split: Split) -> Sequence[PlannedStage]:
+    """Return the stages with the weights that each has: by tensors of a part of every layer."""
+    if not split.shares:
+        return split.stages
+    return [
+        replace(stage, weights=round(share * stage.weights))
+        for stage, share in zip(split.stages, split.shares, strict=True)
+    ]
 
 
 def _crossing(stage: PlannedStage) -> int:
@@ -416,9 +524,15 @@ def _computed(stages: Sequence[PlannedStage], computing: Sequence[float]) -> lis
 
 
 def _in_turn(stages: Sequence[PlannedStage], computing: Sequence[float]) -> list[list[PredictedPart]]:
-    """Group what computes side by side: each device, and the processors or the card that several share."""
+    """Group what computes side by side, with the layers of each stage."""
+    return _side_by_side(stages, _computed(stages, computing))
+
+
+def _side_by_side(
+    stages: Sequence[PlannedStage], parts: Sequence[PredictedPart]
+) -> list[list[PredictedPart]]:
+    """Group parts of stages: each device, and the processors or the card that several share."""
     shared: dict[tuple[str, str], list[PredictedPart]] = {}
-    parts = _computed(stages, computing)
     for stage, part in zip(stages, parts, strict=True):
         if stage.card:
             shared.setdefault((stage.card, "card"), []).append(part)
@@ -450,118 +564,3 @@ def on_paths(plan: Plan, path_of: Callable[[str], DevicePath | None]) -> Plan:
             for share in plan.shares
         ),
     )
-
-
-class PlanPredictor:
-    """Predict plans of one model on these machines."""
-
-    def __init__(
-        self, layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
-    ) -> None:
-        self._layers = layers
-        self._machines = machines
-        self._options = options
-        self.predictor = Predictor(layers, work)
-        self._machine_of = {offer.node: offer.offer.machine for offer in machines.offers}
-        self._machine_of[options.node_name] = options.machine
-        self._card_of = {
-            (node, device.name): card_in(device, self._machine_of[node])
-            for node, devices in (
-                (options.node_name, machines.own),
-                *((offer.node, offer.offer.devices) for offer in machines.offers),
-            )
-            for device in devices
-        }
-        here = [offer.node for offer in machines.offers if offer.path is not None and offer.path.is_loopback]
-        local = permutations(here, 2) if options.is_local else ()
-        self.paths = {**machines.paths, **dict.fromkeys(local, _LOCAL_PATH)}
-        """From node to node; those on the head's machine do not use their link."""
-
-    def predict(self, plan: Plan) -> PlanOutcome:
-        """Predict rates and times of a plan, and what they are the sums of."""
-        split = self._split_of(plan)
-        prediction = self.predictor.predict(split)
-        answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
-        return PlanOutcome(prediction, answer, tuple(self._parts(split)))
-
-    def answer_seconds(self, split: Split) -> float:
-        """Predict the answer by which splits are compared."""
-        token, prompt = self.predictor.token_parts(split), self.predictor.prompt_parts(split)
-        return total(prompt) + ASSUMED_ANSWER * total(token)
-
-    def round_seconds(self, plan: Plan, tokens: int) -> float:
-        """Predict one round that computes so many tokens of an answer."""
-        return self.predictor.round_seconds(self._split_of(plan), tokens)
-
-    def rounds_of(self, plan: Plan) -> Callable[[int], float] | None:
-        """Return `round_seconds` of a plan; None where devices were not measured."""
-        is_measured = self.predictor.is_measured(self._split_of(plan))
-        return partial(self.round_seconds, plan) if is_measured else None
-
-    def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
-        """Predict a round of so many tokens by device, in seconds; empty where devices were not measured."""
-        split = self._split_of(plan)
-        if not self.predictor.is_measured(split):
-            return {}
-        return self.predictor.device_seconds(split, tokens)
-
-    def _parts(self, split: Split) -> Iterator[PartSeconds]:
-        token = self._by_name(self.predictor.token_parts(split))
-        prompt = self._by_name(self.predictor.prompt_parts(split))
-        for name in {**token, **prompt}:
-            yield PartSeconds(name, token.get(name, 0.0), prompt.get(name, 0.0))
-
-    def _by_name(self, parts: Sequence[PredictedPart]) -> dict[str, float]:
-        """Add up the seconds of each device and path."""
-        found: dict[str, float] = {}
-        for part in parts:
-            name = self._name(part)
-            found[name] = found.get(name, 0.0) + part.seconds
-        return found
-
-    def _name(self, part: PredictedPart) -> str:
-        if part.ends is not None:
-            return " ↔ ".join(node or self._options.node_name for node in part.ends)
-        return part.device or "rest"
-
-    def _split_of(self, plan: Plan) -> Split:
-        stages: list[PlannedStage] = []
-        begin = 0
-        for share in plan.taking:
-            stages.append(self.stage(share.device, begin, begin + share.layers))
-            begin += share.layers
-        worker = plan.output_worker
-        last = stages[-1]
-        on_head_gpu = worker is None and last.is_head and last.is_gpu
-        own_cpu = Device(self._options.node_name, "CPU", 0, is_head=True)
-        output = last if worker is not None or on_head_gpu else self.stage(own_cpu, 0, 0)
-        return Split(
-            stages=tuple(stages),
-            output=output,
-            micro_batch=plan.shape.step_tokens,
-            slots=plan.shape.parallel,
-            pushed=self._options.push,
-            logits=worker is not None and not worker.has_top_k,
-            numbers=plan.input_on_worker,
-            paths=self.paths,
-        )
-
-    def stage(self, device: Device, begin: int, end: int) -> PlannedStage:
-        """Describe a device with the layers `begin` to `end`."""
-        node, path = device.node, device.path
-        if path is not None and path.is_loopback and self._options.is_local:
-            path = _LOCAL_PATH
-        return PlannedStage(
-            node,
-            device.name,
-            begin,
-            end,
-            sum(self._layers.layers[begin:end]),
-            device.is_gpu,
-            self._machines.speeds.get((node, device.name)),
-            path,
-            device.is_head,
-            self._machine_of.get(node, ""),
-            self._card_of.get((node, device.name), ""),
-            self._machines.lacking.get(node),
-        )

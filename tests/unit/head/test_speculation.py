@@ -26,7 +26,7 @@ from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
 from meshd.model.output import CPU_RATE
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines
-from meshd.plan.prediction import PlanPredictor
+from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.split import Plan
 from meshd.plan.wishes import DraftModel, HeadOptions, MayDraft
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.model.cache import ContextShape
+from meshd.model.output import DevicePath
 from meshd.plan.by_tensors import MOST_WORKERS
 from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import Machines, NodeOffer
@@ -43,11 +44,29 @@ def test_two_workers_have_half_of_each_layer_and_the_head_none() -> None:
     assert value_of("-ngl", arguments) == "31" and "-ot" not in arguments
 
 
-def test_nothing_is_predicted_and_no_worker_makes_the_logits_alone() -> None:
-    measured = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
-    found = planned(measured)
-    assert found.plan.by_tensors and found.speeds is None
-    assert found.plan.output_worker is None
+BETWEEN = dict.fromkeys((("a", "b"), ("b", "a")), DevicePath(0.0002, 1e8))
+
+
+def test_rates_are_predicted_where_devices_and_the_path_between_them_were_measured() -> None:
+    layer_ms, offers = {"head": 9.0, "a": 1.0, "b": 1.0}, [offer("a", 16), offer("b", 16)]
+    found, no_path = (planned(machines(offers, layer_ms, paths=paths)) for paths in (BETWEEN, {}))
+    assert found.speeds is not None and no_path.speeds is None
+    alone = plan_model(LLAMA, WORK, machines(offers[:1], layer_ms), replace(OPTIONS, devices=("none",)))
+    both, one = found.prediction.generate_tok_s, alone.prediction.generate_tok_s
+    assert one < both < 2 * one and found.speeds.generate_tok_s == round(both, 2)
+    assert found.plan.output_worker is None, "no worker makes the logits alone"
+
+
+def test_shares_are_by_speed_unless_that_does_not_fit_or_workers_are_alike() -> None:
+    def shares(layer_ms: float, free: float = 16, tensor_split: tuple[float, ...] = ()) -> dict[str, int]:
+        there = machines([offer("a", free), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": layer_ms})
+        return worth(planned(there, replace(TENSOR, tensor_split=tensor_split)))
+
+    assert shares(2.0) == {"a": 20, "b": 10}
+    assert shares(1.1) == {"a": 15, "b": 15}, "trials of one device differ as much"
+    assert shares(2.0, tensor_split=(1.0, 2.0)) == {"a": 10, "b": 20}
+    room = sum(LLAMA.layers) / GIB
+    assert shares(9.0, room) == {"a": 15, "b": 15}, "nine tenths do not fit"
 
 
 def test_the_user_gives_the_shares() -> None:

@@ -15,7 +15,7 @@ from meshd.plan.candidates import (
     nearest_next,
     worker_orders,
 )
-from meshd.plan.prediction import PlanPredictor
+from meshd.plan.plan_prediction import PlanPredictor
 
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
 

@@ -11,7 +11,7 @@ from meshd.model.device_speed import DeviceSpeed
 from meshd.model.output import DevicePath
 from meshd.plan.choose_split import advise, plan_model
 from meshd.plan.machines import Machines, NodeOffer
-from meshd.plan.prediction import PlanPredictor
+from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.reasons import ComparisonFailed
 from meshd.plan.split import Plan
 from meshd.plan.wishes import HeadOptions

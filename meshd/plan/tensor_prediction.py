@@ -1,0 +1,91 @@
+"""Predict what it costs that workers compute each layer together, by tensors (docs/decisions/0092).
+
+    token  = the slowest worker's share of layers and output + sums x a sum + the head's ways + STEP
+    a sum  = software + half a round trip + bytes to each other worker / rate, of the slowest pair of workers
+    prompt = the same for each micro batch, one after the other: its rows are as many times the bytes
+
+Two sums a layer. What is not divided (norms, and the output of a tied model) is computed by each worker. The
+constants were measured with two workers (1.1B on CPUs, 8B on H100s, 2026-11-25), and hold all that a second
+worker adds to a sum at no distance.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from meshd.model.output import LOCAL_RATE, DevicePath
+
+SUMS_A_LAYER = 2  # behind attention, and behind the feed-forward part
+VALUE_BYTES = 4  # daemons exchange f32
+CPU_SUM_SECONDS = 0.00007  # 19.3 ms a token instead of 17 with 32 sums
+GPU_SUM_SECONDS = 0.00004  # with copies to and from the card
+GPU_LAYER_SECONDS = 0.000037  # launches, which do not shrink: 4.67 ms a token with 64 sums, of 3.02 alone
+SUM_RATE = 1.4e9  # bytes a second through the processors of both ends
+PROMPT_GROWTH = 1.07  # processor time of half a prompt: 4.3 s of 8.0
+LOCAL_PATH = DevicePath(0.0, LOCAL_RATE)
+"""Between two nodes on one machine, past their daemons."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumMember:
+    """Describe a worker that takes part in sums. `path`: to the head."""
+
+    node: str
+    path: DevicePath | None
+    is_gpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PairWay:
+    """Describe the path between two of so many `members` of sums.
+
+    `software`: of both ends; `between`: of their daemons. `is_known`: the round trip was measured; else that
+    of the longer path to the head is taken. `is_rated`: the rate was measured as well.
+    """
+
+    ends: tuple[str, str]
+    path: DevicePath
+    members: int
+    software: float
+    between: float
+    is_known: bool
+    is_rated: bool
+
+    def seconds(self, count: int) -> float:
+        """Predict a sum of so many bytes. Each worker sends its own to all others, over one cable."""
+        sent = (self.members - 1) * count
+        carried = max(self.software + self.path.carrying(sent), sent / SUM_RATE)
+        return self.between + self.path.rtt / 2 + carried
+
+
+def ways_between(
+    members: Sequence[SumMember], paths: Mapping[tuple[str, str], DevicePath], hop: float
+) -> tuple[PairWay, ...]:
+    """Describe each pair; `hop`: of a message between two daemons."""
+    return tuple(_way(first, second, paths, len(members), hop) for first, second in combinations(members, 2))
+
+
+def _way(
+    first: SumMember,
+    second: SumMember,
+    paths: Mapping[tuple[str, str], DevicePath],
+    members: int,
+    hop: float,
+) -> PairWay:
+    software = GPU_SUM_SECONDS if first.is_gpu and second.is_gpu else CPU_SUM_SECONDS
+    ends = (min(first.node, second.node), max(first.node, second.node))
+    both = [path for key in (ends, ends[::-1]) if (path := paths.get(key)) is not None]
+    if LOCAL_PATH in both:
+        return PairWay(ends, LOCAL_PATH, members, software, 0.0, is_known=True, is_rated=True)
+    known = both or [member.path for member in (first, second) if member.path is not None]
+    rates = [path.rate for path in known if path.rate]
+    path = DevicePath(max((path.rtt for path in known), default=0.0), min(rates, default=None))
+    is_rated = bool(both) and bool(rates)
+    return PairWay(ends, path, members, software, hop, is_known=bool(both), is_rated=is_rated)
+
+
+def divided_seconds(seconds: float, share: float, layers: int, *, is_gpu: bool, is_prompt: bool) -> float:
+    """Predict a worker's share of `layers` layers, all of which would take it `seconds`."""
+    fixed = min(seconds, layers * GPU_LAYER_SECONDS) if is_gpu else 0.0
+    growth = PROMPT_GROWTH if is_prompt else 1.0
+    return fixed + growth * share * (seconds - fixed)

@@ -1,0 +1,230 @@
+"""Test what is predicted of workers that compute each layer together, against measurements of a prototype.
+
+These (2026-11-25) are of llama-bench over mesh-servers without daemons, each worker one pinned thread of an
+EPYC, or an H100; distances made in user space, which costs about what a pair of daemons does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from meshd.model.device_speed import DeviceSpeed
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers, Widths
+from meshd.model.output import DevicePath
+from meshd.plan.prediction import (
+    HOP_SECONDS,
+    PROMPT_SECONDS,
+    STEP_SECONDS,
+    PlannedStage,
+    Predictor,
+    Split,
+)
+from meshd.plan.tensor_prediction import CPU_SUM_SECONDS, LOCAL_PATH, SUM_RATE
+from meshd.wire.capacity import TimedLayer
+
+from tests.unit.plan.split_scene import split_model
+
+GIGABIT = 117e6
+CLOSE = 0.2  # what the planner promises
+
+
+def model(layers: int, width: int, vocabulary: int = 32_000) -> ModelLayers:
+    return replace(
+        split_model(layers=layers, tied=False), widths=Widths(width, 4 * width, 8, width, 0, 0, vocabulary)
+    )
+
+
+def speed(layers: int, token_s: float, prompt_tok_s: float) -> DeviceSpeed:
+    """One that takes so long for a token in all layers, and makes so many tokens of a prompt."""
+    points = {
+        tokens: max(token_s - STEP_SECONDS, tokens / prompt_tok_s if tokens > 1 else 0.0) / layers
+        for tokens in (1, 128, 512)
+    }
+    times = [TimedLayer(0, tokens, int(1e9 * seconds)) for tokens, seconds in points.items()]
+    return DeviceSpeed([*times, TimedLayer(1, 1, 1), TimedLayer(1, 512, 512)])
+
+
+def work(layers: int) -> LayerWork:
+    return LayerWork((f"{layers}=…", "1=…"), (0,) * layers, (1.0,) * layers, output=1)
+
+
+def together(
+    shares: Sequence[float],
+    speeds: Sequence[DeviceSpeed],
+    path: DevicePath,
+    *,
+    count: int,
+    is_gpu: bool = False,
+    known: bool = True,
+) -> Split:
+    names = "abcd"[: len(shares)]
+    stages = tuple(
+        PlannedStage(name, "GPU0" if is_gpu else "CPU", 0, count, 0, is_gpu, speed=speed, path=path)
+        for name, speed in zip(names, speeds, strict=True)
+    )
+    paths: Mapping[tuple[str, str], DevicePath] = dict.fromkeys(permutations(names, 2), path) if known else {}
+    return Split(
+        stages=stages,
+        output=stages[0],
+        micro_batch=512,
+        logits=True,
+        paths=paths,
+        shares=tuple(shares),
+    )
+
+
+BIG, SMALL = model(16, 2048), model(24, 1280)
+
+
+def rates(
+    layers: ModelLayers,
+    path: DevicePath,
+    *,
+    token_s: float,
+    prompt_tok_s: float,
+    is_gpu: bool = False,
+    workers: int = 2,
+) -> tuple[float, float]:
+    speeds = [speed(layers.count, token_s, prompt_tok_s)] * workers
+    split = together([1 / workers] * workers, speeds, path, count=layers.count, is_gpu=is_gpu)
+    found = Predictor(layers, work(layers.count)).predict(split)
+    assert found.is_measured
+    return found.generate_tok_s, found.prompt_tok_s
+
+
+def far(rtt_ms: float, rate: float = 1.4e9) -> DevicePath:
+    return DevicePath(rtt_ms / 1000, rate) if rtt_ms else LOCAL_PATH
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "rate", "measured"),
+    [
+        (0, 0, 51.7),
+        (0.2, 1.4e9, 39.6),
+        (0.5, 1.4e9, 32.9),
+        (1, 1.4e9, 26.1),
+        (5, 1.4e9, 9.2),
+        (20, 1.4e9, 2.7),
+        (0.2, GIGABIT, 35.1),
+    ],
+)
+def test_answers_of_1_1b_are_as_measured(rtt_ms: float, rate: float, measured: float) -> None:
+    """One worker alone made 29.4 tokens a second."""
+    generated, _ = rates(BIG, far(rtt_ms, rate), token_s=1 / 29.4, prompt_tok_s=63.8)
+    assert generated == pytest.approx(measured, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("rtt_ms", "measured"), [(0, 88.3), (0.2, 49.5), (0.5, 36.2)])
+def test_answers_of_24_layers_are_as_measured(rtt_ms: float, measured: float) -> None:
+    generated, _ = rates(SMALL, far(rtt_ms), token_s=1 / 60.8, prompt_tok_s=200)
+    assert generated == pytest.approx(measured, rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "rate", "measured"), [(0, 0, 106.2), (20, 1.4e9, 101.3), (0.2, GIGABIT, 86.7)]
+)
+def test_prompts_of_1_1b_are_as_measured(rtt_ms: float, rate: float, measured: float) -> None:
+    _, prompt = rates(BIG, far(rtt_ms, rate), token_s=1 / 29.4, prompt_tok_s=63.8)
+    assert prompt == pytest.approx(measured, rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "rate", "generated", "prompt"), [(0, 0, 214, 1315), (0.05, 1170e6, 72, 888)]
+)
+def test_two_gpus_with_8b_are_as_measured(
+    rtt_ms: float, rate: float, generated: float, prompt: float
+) -> None:
+    """Launches do not shrink, and prompts are those of the processors between the cards."""
+    eight = model(32, 4096, 128_256)
+    token, of_prompt = rates(eight, far(rtt_ms, rate), token_s=1 / 331, prompt_tok_s=10_354, is_gpu=True)
+    assert token == pytest.approx(generated, rel=CLOSE) and of_prompt == pytest.approx(prompt, rel=CLOSE)
+
+
+def test_a_third_worker_computes_less_and_every_sum_has_one_more_copy() -> None:
+    layer, rate = 0.001, 1e8
+    speeds = [speed(16, 16 * layer + STEP_SECONDS, 1000)] * 3
+    path = DevicePath(0.0002, rate)
+    token = 1 / Predictor(BIG, work(16)).predict(together([1 / 3] * 3, speeds, path, count=16)).generate_tok_s
+    row, logits = 4 * 2048, 4 * 32_000
+    a_sum = CPU_SUM_SECONDS + HOP_SECONDS + 0.0001 + 2 * row / rate
+    head = 0.0002 + 2 * HOP_SECONDS + logits / rate
+    assert token == pytest.approx(16 * layer / 3 + 32 * a_sum + head + STEP_SECONDS, rel=0.001)
+
+
+def test_the_slowest_share_is_what_all_wait_for() -> None:
+    fast, slow = speed(16, 0.016 + STEP_SECONDS, 1000), speed(16, 0.032 + STEP_SECONDS, 500)
+    predictor = Predictor(BIG, work(16))
+
+    def token(shares: Sequence[float]) -> float:
+        return 1 / predictor.predict(together(shares, [fast, slow], LOCAL_PATH, count=16)).generate_tok_s
+
+    assert token((0.5, 0.5)) - token((2 / 3, 1 / 3)) == pytest.approx(0.016 - 0.032 / 3, rel=0.001)
+    assert predictor.device_seconds(together((0.5, 0.5), [fast, slow], LOCAL_PATH, count=16), 1) == {
+        "a CPU": pytest.approx(0.008, rel=0.001),
+        "b CPU": pytest.approx(0.016, rel=0.001),
+    }
+
+
+def test_workers_on_one_processor_take_turns_as_on_any_other_device() -> None:
+    split = together((0.5, 0.5), [speed(16, 0.016 + STEP_SECONDS, 1000)] * 2, LOCAL_PATH, count=16)
+    shared = replace(split, stages=tuple(replace(stage, machine="m") for stage in split.stages))
+    predictor = Predictor(BIG, work(16))
+    apart, both = (1 / predictor.predict(one).generate_tok_s for one in (split, shared))
+    assert both - apart == pytest.approx(0.008, rel=0.001)
+
+
+def test_the_slowest_pair_is_what_all_wait_for() -> None:
+    speeds = [speed(16, 0.016, 1000)] * 3
+    near = together([1 / 3] * 3, speeds, DevicePath(0.0002, 1e9), count=16)
+    one_far = replace(near, paths={**near.paths, ("b", "c"): DevicePath(0.001, 1e9)})
+    predictor = Predictor(BIG, work(16))
+    more = 1 / predictor.predict(one_far).generate_tok_s - 1 / predictor.predict(near).generate_tok_s
+    assert more == pytest.approx(32 * 0.0004, rel=0.001)
+    ends = {part.ends for part in predictor.token_parts(one_far) if part.ends}
+    assert ("b", "c") in ends and ("a", "b") not in ends
+
+
+def test_an_unknown_path_is_taken_for_the_one_to_the_head_and_not_for_measured() -> None:
+    speeds = [speed(16, 0.016, 1000)] * 2
+    predictor = Predictor(BIG, work(16))
+    known, unknown = (
+        predictor.predict(together((0.5, 0.5), speeds, DevicePath(0.0004, 1e9), count=16, known=known))
+        for known in (True, False)
+    )
+    assert known.is_measured and not unknown.is_measured
+    assert known.generate_tok_s == unknown.generate_tok_s
+
+
+def test_a_tied_output_is_computed_whole_by_each() -> None:
+    speeds = [DeviceSpeed([TimedLayer(0, 1, 1_000_000), TimedLayer(1, 1, 4_000_000)])] * 2
+    split = together((0.5, 0.5), speeds, LOCAL_PATH, count=16)
+    tied, untied = (
+        1 / Predictor(replace(BIG, tied=tied), work(16)).predict(split).generate_tok_s
+        for tied in (True, False)
+    )
+    assert tied - untied == pytest.approx(0.002, rel=0.001)
+
+
+def test_a_prompt_passes_in_whole_micro_batches_one_after_the_other() -> None:
+    split = together((0.5, 0.5), [speed(16, 0.016, 1000)] * 2, DevicePath(0.002, 1e9), count=16)
+    predictor = Predictor(BIG, work(16))
+
+    def seconds(micro_batch: int) -> float:
+        return predictor.predict(replace(split, micro_batch=micro_batch)).first_token_s
+
+    assert seconds(128) - seconds(512) == pytest.approx(
+        3 * 32 * (CPU_SUM_SECONDS + HOP_SECONDS + 0.001), rel=0.01
+    )
+    assert seconds(512) > PROMPT_SECONDS + 32 * 512 * 4 * 2048 / SUM_RATE
+
+
+def test_what_crosses_for_a_token_and_a_load() -> None:
+    split = together((0.75, 0.25), [speed(16, 0.016, 1000)] * 2, LOCAL_PATH, count=16)
+    stages = tuple(replace(stage, weights=1 << 30, lacking=0.0) for stage in split.stages)
+    predictor = Predictor(BIG, work(16))
+    found = predictor.predict(replace(split, stages=stages))
+    assert found.bytes_per_token == 2 * 32 * 4 * 2048 + 4 * 32_000 and found.load_bytes == 0
+    lacking = replace(split, stages=(stages[0], replace(stages[1], lacking=1.0)))
+    assert predictor.predict(lacking).load_bytes == 1 << 28
