@@ -76,14 +76,15 @@ _PRIVATE = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
-# Of the status, for pages far away: fields with other values, or lists that are empty.
-_PRIVATE_STATUS: Mapping[str, Mapping[str, object] | None] = {
-    "node": {"home": "", "pid": 0},
-    "store": {"path": ""},
-    "storage": {"path": ""},
-    "api": {"keys": []},
-    "children": None,
-    "tunnels": None,
+# What pages far away see of the status, by field: all of it, or named fields of it. All else is blank there.
+_WHOLE: frozenset[str] = frozenset()
+_SEEN_BY_MEMBERS: Mapping[str, frozenset[str]] = {
+    "node": frozenset({"id", "name", "role", "version", "uptime_s", "rss_bytes", "listen", "paused"}),
+    "api": frozenset({"url", "ready", "requests", "tokens", "running", "waiting", "reason", "continue_s"}),
+    "store": frozenset({"bytes", "limit", "tensors", "problem"}),
+    "storage": frozenset({"free_bytes", "cache_room_bytes", "models", "models_bytes"}),
+    **dict.fromkeys(("mesh", "peers", "model", "models", "mdns", "warnings"), _WHOLE),
+    **dict.fromkeys(("devices", "lent", "fetching", "schema"), _WHOLE),
 }
 _FAILED = "meshd failed at this request: its log says where (`meshd logs`)"
 _SOURCE = "page of the mesh"  # in the log
@@ -465,18 +466,34 @@ async def _visit(welcome: WelcomeBrowser, socket: BrowserSocket, place: str, let
 
 def for_members(state: Mapping[str, object]) -> Mapping[str, object]:
     """Return a state without what only the node's user may know: the log's words, API keys by name, folders,
-    processes and tunnels.
+    processes, tunnels, and any field of the status of which nothing is said here.
     """
-    status = dict(_mapping(state.get("status")))
-    for field, hidden in _PRIVATE_STATUS.items():
-        if isinstance(part := status.get(field), Mapping) and isinstance(hidden, Mapping):
-            status[field] = {**part, **hidden}
-        elif isinstance(part, list):
-            status[field] = []
+    status = {
+        field: _seen(part, _SEEN_BY_MEMBERS.get(field))
+        for field, part in _mapping(state.get("status")).items()
+    }
     shown = {**state, **({"status": status} if status else {})}
     if isinstance(requests := shown.get("requests"), list):
         shown["requests"] = [{**_mapping(request), "key": ""} for request in requests]
     return {**shown, **({"events": []} if "events" in shown else {})}
+
+
+def _seen(part: object, fields: frozenset[str] | None) -> object:
+    """Return a field of the status as members see it. `fields`: its parts that they see; None: none."""
+    if fields == _WHOLE:
+        return part
+    if fields is None or not isinstance(part, Mapping):
+        return _blank(part)
+    return {name: value if name in fields else _blank(value) for name, value in part.items()}
+
+
+def _blank(value: object) -> object:
+    """Return the value of its kind that says nothing."""
+    if isinstance(value, str):
+        return ""
+    if isinstance(value, bool | int | float):
+        return type(value)()
+    return [] if isinstance(value, list | tuple) else None
 
 
 def _as_event(state: Mapping[str, object]) -> bytes:

@@ -133,6 +133,9 @@ async def test_browsers_far_away_leave_the_places_of_windows_alone() -> None:
 
 async def test_the_state_that_goes_far_names_nothing_that_is_for_the_nodes_user_alone() -> None:
     status = json.loads(STATUS.read_text(encoding="utf-8"))
+    # of what a later version says, nothing goes far until somebody has decided so
+    status |= {"later": ["secret"], "also_later": {"a": "secret"}}
+    status["node"] |= {"later": "secret", "later_number": 4711}
     request = {"id": 1, "model": "SmolLM2", "key": "anna", "tok_s": 2.0}
     event = {"at": 1.0, "level": "info", "text": "shed was banned: it lied"}
     source = FakeSource({"status": status, "requests": [request], "events": [event], "can": ["ping"]})
@@ -140,7 +143,16 @@ async def test_the_state_that_goes_far_names_nothing_that_is_for_the_nodes_user_
         console = here.gateway.console
         near, far = console._events(lambda: True), console.states()
         told = json.loads((await anext(far)).partition(b"data: ")[2])
-        for word in ("anna", "/home/", "127.0.0.1:4000", "llama-server", "mesh-server", "it lied"):
+        for word in (
+            "anna",
+            "/home/",
+            "127.0.0.1:4000",
+            "llama-server",
+            "mesh-server",
+            "it lied",
+            "secret",
+            "4711",
+        ):
             assert word not in json.dumps(told), word
         assert [peer["name"] for peer in told["status"]["peers"]] == [
             peer["name"] for peer in status["peers"]
