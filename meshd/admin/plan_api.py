@@ -161,14 +161,30 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaysView:
+    """A split by layers beside one by tensors: tokens a second, null where that is impossible.
+
+    `text` says with what paths, whether it is worth it, or why there is none by tensors.
+    """
+
+    layers_tok_s: Rate | None
+    tensors_tok_s: Rate | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReply:
-    """`head`: the node that would serve the model. `choice` is the place of the chosen one in `plans`."""
+    """`head`: the node that would serve the model. `choice` is the place of the chosen one in `plans`.
+
+    `ways`: by layers and by tensors; null without a worker.
+    """
 
     model: str
     head: str
     choice: int
     plans: tuple[PlanView, ...]
     left_out: tuple[LeftOutView, ...] = ()
+    ways: WaysView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +257,7 @@ class WhyReply:
     streamed, several at once or with drafts: a mean over the rounds in which llama-server computed for all of
     them; null where `token` is of that time, or `why_no_round` says why. `requests`: under way now. `split`:
     as it runs. `generate_tok_s_at_load`: what was predicted of it then, null where a device was not measured;
-    `since_load`: which inputs of the prediction have changed, in words.
+    `since_load`: which inputs of the prediction have changed, in words. `ways`: as in a plan.
     """
 
     model: str
@@ -255,6 +271,7 @@ class WhyReply:
     why_no_round: str = ""
     generate_tok_s_at_load: Rate | None = None
     since_load: tuple[str, ...] = ()
+    ways: WaysView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,8 @@ def _show(reply: PlanReply, out: Output) -> None:
         out.text(_drafts(best.speculation))
         if best.speculation.why_no_model:
             out.text(best.speculation.why_no_model)
+    if reply.ways is not None:
+        out.text(reply.ways.text)
     out.line()
     # Its devices, and the alternatives.
     out.table(
@@ -372,6 +374,8 @@ def _show_time(reply: WhyReply, out: Output) -> None:
     out.text(f"speed: {_speeds(reply)}")
     if reply.since_load:
         out.text(f"since the load: {'; '.join(reply.since_load)}")
+    if reply.ways is not None:
+        out.text(reply.ways.text)
     advice = reply.advice
     if advice.change:
         speeds = f"predicted {advice.generate_tok_s:.1f} → {advice.generate_tok_s_then:.1f} tok/s"

@@ -21,6 +21,7 @@ from meshd.admin.plan_api import (
     PlanSpeculation,
     PlanView,
     ShortModelFit,
+    WaysView,
     WhyReply,
 )
 from meshd.admin.snapshot import view_of
@@ -37,6 +38,7 @@ from meshd.plan.machines import Machines
 from meshd.plan.over_offers import ModelFit
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.reasons import in_words
+from meshd.plan.two_ways import OneWay, TwoWays
 from meshd.plan.wishes import HeadOptions, nodes_of
 from meshd.wire.lease import OfferedDevice
 
@@ -44,7 +46,11 @@ LeftOut = Sequence[tuple[str, str]]
 
 
 def plan_reply(
-    model: str, head: str, choices: Sequence[tuple[SplitChoice, DraftForecast]], left_out: LeftOut
+    model: str,
+    head: str,
+    choices: Sequence[tuple[SplitChoice, DraftForecast]],
+    left_out: LeftOut,
+    ways: TwoWays | OneWay | None = None,
 ) -> PlanReply:
     """Return the reply of `meshd plan`; the first of `choices` is the chosen one."""
     return PlanReply(
@@ -53,7 +59,15 @@ def plan_reply(
         choice=0,
         plans=tuple(_plan_view(*choice) for choice in choices),
         left_out=_left_out(left_out),
+        ways=_ways_view(ways),
     )
+
+
+def _ways_view(ways: TwoWays | OneWay | None) -> WaysView | None:
+    if ways is None:
+        return None
+    rates = (ways.layers.tok_s, ways.tensors.tok_s) if isinstance(ways, TwoWays) else (None, None)
+    return WaysView(layers_tok_s=rates[0], tensors_tok_s=rates[1], text=str(ways))
 
 
 def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
@@ -156,6 +170,7 @@ def why_reply(model: str, found: Explained) -> WhyReply:
             at_load.prediction.generate_tok_s if at_load.prediction.is_measured else None
         ),
         since_load=tuple(map(str, advice.now.changes_since(at_load))),
+        ways=_ways_view(advice.ways),
     )
 
 

@@ -41,6 +41,8 @@ from meshd.plan.machines import (
 )
 from meshd.plan.over_offers import fits
 from meshd.plan.plan_prediction import PlanPredictor
+from meshd.plan.two_ways import OneWay, TwoWays
+from meshd.plan.ways import WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path
@@ -166,12 +168,20 @@ class Planning:
                 for split in ranked_splits(layers, work, there, options)
             ]
 
+        def both(found: Choices, spared: Collection[str]) -> TwoWays | OneWay | None:
+            offers = tuple(offer for offer in machines.offers if offer.node not in spared)
+            plans = [split.plan for split, _ in found]
+            ways = compare_ways(layers, work, replace(machines, offers=offers), options, plans)
+            return ways.ways if isinstance(ways, WaysFound) else ways
+
         # In a thread, so that links and streams need not wait.
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
+        ways = await asyncio.to_thread(both, found, [node for node, _ in spared])
         named = {*dict(spared), *(node for choice, _ in found for node in choice.plan.nodes)}
         unmeasured = measured_machines(work, machines, options).unmeasured.items()
         not_compared = [(node, str(why)) for node, why in unmeasured if node not in named]
-        return plan_reply(model.name, options.node_name, found, [*surveyed.left_out, *spared, *not_compared])
+        left_out = [*surveyed.left_out, *spared, *not_compared]
+        return plan_reply(model.name, options.node_name, found, left_out, ways)
 
     async def _drafts(
         self, request: PlanRequest, options: HeadOptions, headers: Sequence[Header], layers: ModelLayers

@@ -9,6 +9,7 @@ The head keeps the embeddings, and samples. What such a plan is predicted to do:
 from collections.abc import Sequence
 from dataclasses import replace
 
+from meshd.base.units import in_number
 from meshd.model.layers import ModelLayers, compute_bound
 from meshd.plan.by_memory import share_out
 from meshd.plan.over_offers import MOST
@@ -34,7 +35,7 @@ def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions, by_speed: 
     """
     # 1. What is needed of the plan, the model and the options.
     if why := _why_not(layers, plan, options):
-        raise _refused(why)
+        raise NoTensorSplit(why)
     micro_batch = read_llama_args(options.llama_args).micro_batch
     shape = plan.shape if micro_batch else replace(plan.shape, micro_batch=max(MOST, plan.shape.parallel))
     plan = replace(plan, shape=shape)
@@ -53,7 +54,7 @@ def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions, by_speed: 
         if not why_not:
             break
     if why_not:
-        raise _refused(why_not)
+        raise NoTensorSplit(why_not)
     idle = [replace(share, layers=0) for share in plan.shares if not share.layers]
     reasons: tuple[Reason, ...] = (ByTensors(plan.nodes),)
     return replace(
@@ -68,8 +69,12 @@ def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions, by_speed: 
     )
 
 
-def _refused(why: str) -> NoSplit:
-    return NoSplit(f"the model cannot be split by tensors: {why}", hint=_ASK_FOR_LAYERS)
+class NoTensorSplit(NoSplit):
+    """Refuse a split by tensors, and say `why`."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the model cannot be split by tensors: {why}", hint=_ASK_FOR_LAYERS)
+        self.why = why
 
 
 def _too_small(shares: Sequence[DeviceShare]) -> str:
@@ -91,7 +96,8 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
     if any(device.is_head or device.is_plain for device in devices) or others:
         return "all devices of the plan must be those of workers that compute"
     if not 2 <= len(devices) <= MOST_WORKERS or len({device.node for device in devices}) < len(devices):
-        return f"it takes two to {MOST_WORKERS} workers, each with one device, and there are {len(devices)}"
+        there = in_number(len(devices), "device")
+        return f"it takes two to {MOST_WORKERS} workers, each with one device; there: {there}"
     if plan.override_tensor:
         return "the matrix that makes logits must be on the workers"
     if not args.flash_attention:

@@ -51,6 +51,7 @@ from meshd.plan.reasons import (
     ByMemory,
     Change,
     ComparisonFailed,
+    ComputeTogether,
     Divide,
     Drop,
     HalfFloats,
@@ -69,6 +70,8 @@ from meshd.plan.reasons import (
     Without,
 )
 from meshd.plan.split import NoSplit, NotEnoughMemory, Plan
+from meshd.plan.two_ways import OneWay, TwoWays, WayAdvice
+from meshd.plan.ways import WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
@@ -396,6 +399,7 @@ class SplitAdvice:
 
     `change` None: nothing is worth it. `basis` has the comparison of splits that `meshd plan` shows.
     `now`: what is predicted of the split that runs, by the function and from the inputs of `meshd plan`.
+    `ways`: by layers and by tensors; None without a worker.
     """
 
     change: Change | None
@@ -403,6 +407,7 @@ class SplitAdvice:
     basis: AdviceBasis
     now: PlanOutcome
     then_tok_s: float
+    ways: TwoWays | OneWay | None = None
 
 
 def advise(
@@ -421,7 +426,7 @@ def advise(
     plan = on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
     now = PlanPredictor(layers, work, machines, options).predict(plan)
     # All splits, first the one that `meshd serve` and `meshd plan` choose; none where nothing fits.
-    machines = measured_machines(work, machines, options).machines
+    there, machines = machines, measured_machines(work, machines, options).machines
     free = replace(options, split="auto", tensor_split=(), layers=(), workers=(), min_workers=0)
     least = min(options.min_workers or 0, len(machines.offers))
     compared: Sequence[SplitChoice] = ()
@@ -429,6 +434,9 @@ def advise(
         compared = choose_split(layers, work, machines, free, least=least)
     # The best of those and of all other changes, if it is worth it.
     found = list(_changes(layers, work, machines, options, free, plan, compared))
+    ways = compare_ways(layers, work, there, options, [plan, *(choice.plan for choice in compared)])
+    if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
+        found.append((ComputeTogether(ways.ways.nodes, ways.all_workers), ways.outcome))
     change, then = min(found, key=lambda changed: changed[1].answer_s, default=(None, now))
     gain = 1 - then.answer_s / now.answer_s if now.answer_s > 0 else 0.0
     if gain < _LEAST_GAIN:
@@ -442,7 +450,14 @@ def advise(
         estimated=not now.prediction.is_measured,
     )
     then_tok_s = then.prediction.generate_tok_s
-    return SplitAdvice(change=change, gain=gain, basis=basis, now=now, then_tok_s=then_tok_s)
+    return SplitAdvice(
+        change=change,
+        gain=gain,
+        basis=basis,
+        now=now,
+        then_tok_s=then_tok_s,
+        ways=ways.ways if isinstance(ways, WaysFound) else ways,
+    )
 
 
 def _changes(

@@ -21,7 +21,9 @@ from meshd.plan.prediction import (
 from meshd.plan.split import Device, Plan
 from meshd.plan.tensor_prediction import LOCAL_PATH
 from meshd.plan.wishes import HeadOptions
+from meshd.wire.lease import OfferedDevice
 
+CONVERSATION_PROMPT, CONVERSATION_ANSWER = 2000, 500
 _LEAST_SECONDS = 1e-9
 
 
@@ -58,7 +60,7 @@ class PlanPredictor:
 
     def predict(self, plan: Plan) -> PlanOutcome:
         """Predict rates and times of a plan, and what they are the sums of."""
-        split = self._split_of(plan)
+        split = self.split_of(plan)
         prediction = self.predictor.predict(split)
         answer = prediction.first_token_s + ASSUMED_ANSWER / prediction.generate_tok_s
         return PlanOutcome(prediction, answer, tuple(self._parts(split)))
@@ -68,14 +70,26 @@ class PlanPredictor:
         token, prompt = self.predictor.token_parts(split), self.predictor.prompt_parts(split)
         return total(prompt) + ASSUMED_ANSWER * total(token)
 
+    def conversation_seconds(self, plan: Plan) -> float:
+        """Predict the conversation by which the two ways to divide a model are compared."""
+        split = self.split_of(plan)
+        prompt = self.predictor.prompt_parts(split, CONVERSATION_PROMPT)
+        token = self.predictor.token_parts(split, 1, CONVERSATION_PROMPT + CONVERSATION_ANSWER // 2)
+        return total(prompt) + CONVERSATION_ANSWER * total(token)
+
     def round_seconds(self, plan: Plan, tokens: int) -> float:
         """Predict one round that computes so many tokens of an answer."""
-        return self.predictor.round_seconds(self._split_of(plan), tokens)
+        return self.predictor.round_seconds(self.split_of(plan), tokens)
 
     def rounds_of(self, plan: Plan) -> Callable[[int], float] | None:
         """Return `round_seconds` of a plan; None where devices were not measured."""
-        is_measured = self.predictor.is_measured(self._split_of(plan))
+        is_measured = self.predictor.is_measured(self.split_of(plan))
         return partial(self.round_seconds, plan) if is_measured else None
+
+    def seconds_of(self, node: str, offered: OfferedDevice) -> float:
+        """Predict a token in the mean of all layers on a worker's device."""
+        device = Device(node, offered.name, offered.free_bytes, offered.kind == "gpu")
+        return self.predictor.layer_seconds(self.stage(device, 0, self._layers.count))
 
     def tensor_shares(self, plan: Plan) -> tuple[float, ...]:
         """Weigh the plan's devices by their measured speed, for a split by tensors; empty: all alike.
@@ -90,7 +104,7 @@ class PlanPredictor:
 
     def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
         """Predict a round of so many tokens by device, in seconds; empty where devices were not measured."""
-        split = self._split_of(plan)
+        split = self.split_of(plan)
         if not self.predictor.is_measured(split):
             return {}
         return self.predictor.device_seconds(split, tokens)
@@ -114,7 +128,8 @@ class PlanPredictor:
             return " ↔ ".join(node or self._options.node_name for node in part.ends)
         return part.device or "rest"
 
-    def _split_of(self, plan: Plan) -> Split:
+    def split_of(self, plan: Plan) -> Split:
+        """Return the plan with what is known of its devices and paths."""
         if plan.by_tensors:
             return self._tensor_split_of(plan)
         stages: list[PlannedStage] = []

@@ -229,11 +229,11 @@ class Predictor:
         is_timed = is_output_known and all(self._is_timed(stage.speed) for stage in split.stages)
         return is_timed and all(pair.is_known for pair in split.pairs)
 
-    def token_parts(self, split: Split, streams: int = 1) -> list[PredictedPart]:
+    def token_parts(self, split: Split, streams: int = 1, cells: int = USUAL_PROMPT) -> list[PredictedPart]:
         """Predict a token in so many streams at once: the seconds of all of them together."""
         if split.shares:
-            return self._token_by_tensors(split, streams)
-        computing = self._computing(split, streams, USUAL_PROMPT)
+            return self._token_by_tensors(split, streams, cells)
+        computing = self._computing(split, streams, cells)
         passing = self._passing(split, streams, computing)
         return [
             *_computed(split.stages, computing),
@@ -292,8 +292,8 @@ class Predictor:
 
     # By tensors.
 
-    def _token_by_tensors(self, split: Split, tokens: int) -> list[PredictedPart]:
-        slowest = max(_side_by_side(split.stages, self._divided(split, tokens, USUAL_PROMPT)), key=total)
+    def _token_by_tensors(self, split: Split, tokens: int, cells: int) -> list[PredictedPart]:
+        slowest = max(_side_by_side(split.stages, self._divided(split, tokens, cells)), key=total)
         return [
             *slowest,
             self._added_up(split, tokens),

@@ -240,7 +240,7 @@ class ByTensors:
     nodes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"each layer on {' and '.join(f'`{node}`' for node in self.nodes)}, as `--split tensor` says"
+        return f"each layer on {_names(self.nodes)}, as `--split tensor` says"
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +569,19 @@ class HalfFloats:
         return "send activations as half floats (`--set serve.activations=f16`)"
 
 
-Change = SplitChange | LetHeadCompute | OneAtOnce | HalfFloats
+@dataclass(frozen=True, slots=True)
+class ComputeTogether:
+    """Split by tensors over these nodes; `all_workers`: there are no others."""
+
+    nodes: tuple[str, ...]
+    all_workers: bool
+
+    def __str__(self) -> str:
+        named = "" if self.all_workers else f" --workers {','.join(self.nodes)}"
+        return f"each layer on {_names(self.nodes)} (`--split tensor{named}`)"
+
+
+Change = SplitChange | ComputeTogether | LetHeadCompute | OneAtOnce | HalfFloats
 
 
 @dataclass(frozen=True, slots=True)

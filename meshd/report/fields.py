@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 
 from meshd.admin.api import NatView, NetcheckReply, PortMappingView, ProblemView
-from meshd.admin.plan_api import AdviceView, AnswerTime, WhyReply
+from meshd.admin.plan_api import AdviceView, AnswerTime, WaysView, WhyReply
 from meshd.admin.status import (
     ChildView,
     DeviceView,
@@ -81,7 +81,8 @@ SHOWN: Mapping[type, str] = {
     PortMappingView: "state language gateway external mappings verified why",
     ProblemView: "code severity what hint",
     WhyReply: "model split requests answers token prompt round why_no_round advice generate_tok_s_at_load"
-    " since_load",
+    " since_load ways",
+    WaysView: "layers_tok_s tensors_tok_s text",
     AnswerTime: "running alone ended_s_ago queue_s prompt_tokens prompt_s generated_tokens generated_s",
     AdviceView: "change gain why generate_tok_s generate_tok_s_then measured",
     TimeAccount: "seconds tokens rounds parts unexplained",

@@ -182,6 +182,7 @@ def test_a_plan_while_the_model_is_loaded(tmp_path: Path) -> None:
             why = json.loads(asked.stdout)
             assert why["advice"]["generate_tok_s"] == pytest.approx(after["generate_tok_s"], rel=0.02)
             assert why["generate_tok_s_at_load"] == at_load.generate_tok_s
+            assert why["ways"]["tensors_tok_s"] > 0 and "by tensors over `worker-0`" in why["ways"]["text"]
             if after["generate_tok_s"] != pytest.approx(at_load.generate_tok_s, rel=0.02):
                 assert why["since_load"], "the input that differs has a name"
 

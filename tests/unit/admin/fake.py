@@ -271,6 +271,7 @@ PLAN = plan_api.PlanReply(
         planned("according to the tensor split", ("desk", 12), ("garage", 18), measured=False, answer_s=20.7),
     ),
     left_out=(status.LeftOutView(node="attic", why="it does not answer"),),
+    ways=plan_api.WaysView(layers_tok_s=9.1, tensors_tok_s=14.8, text="by layers 9.1, by tensors 14.8 tok/s"),
 )
 
 

@@ -54,4 +54,7 @@ def why_reply(change: str = "drop `garage`", rounds: int = 19) -> plan_api.WhyRe
         ),
         generate_tok_s_at_load=21.4,
         since_load=("`desk ↔ garage` takes 12.1 ms of a token (4.1 ms then)",),
+        ways=plan_api.WaysView(
+            layers_tok_s=None, tensors_tok_s=None, text="not by tensors: there is no cable"
+        ),
     )

@@ -48,6 +48,7 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
         "SmolLM2.gguf: not split: it fits on `garage`, a split costs 27 %",
         "context 8192 tokens for each of 4 requests at once",
         "output on garage CPU",
+        "\nby layers 9.1, by tensors 14.8 tok/s\n",
         "garage:30",
         "desk:12 garage:18",
         "REQUEST",
@@ -125,6 +126,7 @@ def test_a_plan_for_a_script(daemon: FakeControl, file: Path) -> None:
         "why": "",
         "why_no_model": "",
     }
+    assert (body["ways"]["layers_tok_s"], body["ways"]["tensors_tok_s"]) == (9.1, 14.8)
     for name in ("ctx_size", "slots", "ubatch", "why"):
         assert body["plans"][0][name]
     assert daemon.asked == [("plan", str(file), 4096, 8)]
@@ -339,6 +341,7 @@ def test_the_parts_of_a_token_for_a_person(daemon: FakeControl) -> None:
         "\nspeed: 16.7 tok/s measured, 19.2 tok/s predicted now, as by `meshd plan`, ",
         ", 21.4 tok/s predicted at load\n",
         "\nsince the load: `desk ↔ garage` takes 12.1 ms of a token (4.1 ms then)\n",
+        "\nnot by tensors: there is no cable\n",
         "change: drop `garage` (predicted 19.2 → 33.1 tok/s; ",
         "; as it runs, a request takes 1.72 times as long)",
     ):

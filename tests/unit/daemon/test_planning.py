@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meshd.admin.plan_api import FitsRequest, MemoryLimit, PlanRequest
+from meshd.admin.plan_api import FitsRequest, MemoryLimit, PlanRequest, WaysView
 from meshd.admin.request import to_fields
 from meshd.admin.status import StoredFile
 from meshd.base.errors import Refused, UserError
 from meshd.config.tree import Config
-from meshd.daemon.plan_view import asked_memory, asked_options, why_reply
+from meshd.daemon.plan_view import asked_memory, asked_options, plan_reply, why_reply
 from meshd.daemon.planning import Choices, PlannedModel, Planning, fits_alone, planned_model, with_fewest
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import NativeBuild
@@ -25,6 +25,7 @@ from meshd.model.output import DevicePath
 from meshd.model.time_account import TimeAccount
 from meshd.plan.choose_split import advise, choose_split, plan_model
 from meshd.plan.machines import Machines
+from meshd.plan.two_ways import OneWay
 from meshd.plan.wishes import HeadOptions
 from meshd.store.hash_cache import HashCache
 from meshd.wire.lease import OfferedDevice
@@ -304,6 +305,23 @@ def test_as_long_as_nothing_changes_load_plan_and_why_give_one_figure() -> None:
     assert reply.advice.generate_tok_s == reply.generate_tok_s_at_load == planned
     assert to_fields(reply.advice)["generate_tok_s"] == round(planned, 2)
     assert reply.since_load == ()
+    assert reply.ways is not None and reply.ways.tensors_tok_s is None
+    assert reply.ways.text.startswith("not by tensors: it takes two to 4 workers")
+
+
+def test_a_plan_shows_both_ways_or_why_there_is_one() -> None:
+    ways = WaysView(layers_tok_s=None, tensors_tok_s=None, text="not by tensors: no cable")
+    assert plan_reply("m", "head", [], [], OneWay("no cable")).ways == ways
+    assert plan_reply("m", "head", [], []).ways is None
+
+
+def test_a_reply_shows_both_ways_where_there_are_two_workers() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 1.0, "a": 1.0, "b": 1.0})
+    model, split = replace(MODEL, architecture="llama"), plan_model(MODEL, WORK, there, AUTO)
+    advice = advise(model, WORK, there, AUTO, split.plan)
+    reply = why_reply("model", replace(explained(THERE), advice=advice))
+    assert reply.ways is not None and reply.ways.layers_tok_s and reply.ways.tensors_tok_s
+    assert reply.ways.text == str(advice.ways) and "by tensors over `a` and `b`" in reply.ways.text
 
 
 def test_a_figure_that_differs_names_the_input_that_does() -> None:

@@ -125,6 +125,11 @@ CHANGES: list[tuple[r.Change, str]] = [
     (r.Use(("b",), ("c", "d"), LAYERS), "use `b` instead of `c` and `d` (layers: `a` 10, `b` 20)"),
     (r.Reorder(("a", "b"), LAYERS), "another order: `a` → `b` (layers: `a` 10, `b` 20)"),
     (r.Divide(LAYERS), "divide the layers differently: `a` 10, `b` 20"),
+    (r.ComputeTogether(("a", "b"), all_workers=True), "each layer on `a` and `b` (`--split tensor`)"),
+    (
+        r.ComputeTogether(("a", "b"), all_workers=False),
+        "each layer on `a` and `b` (`--split tensor --workers a,b`)",
+    ),
     (r.LetHeadCompute("head"), "omit `--device none`, so that `head` also computes"),
     (
         r.OneAtOnce(r.RunOn("a", is_head=False)),

@@ -391,6 +391,7 @@ export interface PlanReply {
 	choice: number;
 	plans: PlanView[];
 	left_out: LeftOutView[];
+	ways: WaysView | null;
 }
 
 export interface PlanSpeculation {
@@ -605,6 +606,12 @@ export interface UiReply {
 	lan_url: string;
 }
 
+export interface WaysView {
+	layers_tok_s: number | null;
+	tensors_tok_s: number | null;
+	text: string;
+}
+
 export interface WhyReply {
 	model: string;
 	split: string;
@@ -617,6 +624,7 @@ export interface WhyReply {
 	why_no_round: string;
 	generate_tok_s_at_load: number | null;
 	since_load: string[];
+	ways: WaysView | null;
 }
 
 export interface WorkerWeights {

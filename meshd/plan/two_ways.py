@@ -1,0 +1,67 @@
+"""Hold the comparison of a split by layers with one by tensors, worded once for all that show it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class WayAdvice(StrEnum):
+    """Say whether a split by tensors is worth it for a conversation."""
+
+    WORTH = "`--split tensor` is worth it"
+    SLOWER = "`--split tensor` would be slower"
+    NO_GAIN = "`--split tensor` would gain too little"
+    FAR = "`--split tensor` needs a cable: less than 1 ms between workers"
+    UNMEASURED = "too little was measured to rely on it"
+    DRAFTS = "`--split tensor` turns drafts off, which may gain as much"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayRates:
+    """Hold tokens a second of an answer, and the seconds of a conversation."""
+
+    tok_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoWays:
+    """Compare the fastest split by layers with one by tensors over `nodes`.
+
+    `prompt`, `answer`: tokens of the conversation. `pair`: round trip and bytes a second (None: unknown) of
+    the slowest two workers; None: they are on one machine. `on_cable`: tokens a second with 10 GbE between
+    workers, None where that changes little.
+    """
+
+    nodes: tuple[str, ...]
+    layers: WayRates
+    tensors: WayRates
+    prompt: int
+    answer: int
+    pair: tuple[float, float | None] | None
+    on_cable: float | None
+    advice: WayAdvice
+
+    def __str__(self) -> str:
+        pair = "on one machine"
+        if self.pair is not None:
+            rtt, rate = self.pair
+            pair = (
+                f"{rtt * 1000:.2f} ms, {f'{rate / 1e6:.0f} MB/s' if rate else 'unknown rate'} between workers"
+            )
+        cable = f"; on a 10 GbE cable {self.on_cable:.1f}" if self.on_cable is not None else ""
+        nodes = " and ".join(f"`{node}`" for node in self.nodes)
+        return (
+            f"by layers {self.layers.tok_s:.1f}, by tensors over {nodes} {self.tensors.tok_s:.1f} tok/s "
+            f"({pair}{cable}); a prompt of {self.prompt} tokens and an answer of {self.answer} take "
+            f"{self.layers.seconds:.1f} and {self.tensors.seconds:.1f} s: {self.advice}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """Say why there is no split by tensors."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"not by tensors: {self.why}"

@@ -1,0 +1,139 @@
+"""Compare the two ways to divide a model: whole layers on each machine, or a part of every layer on each.
+
+All sets of two to four workers are planned by tensors, of those with the fastest devices; the one with the
+shortest conversation is compared with the fastest split by layers. A conversation has a long prompt: by
+tensors that is bound by the cable before the answer is.
+
+`--split tensor` is only advised where all of it was measured, the workers are near each other as on a cable,
+and a conversation is clearly faster than by layers. Nobody gets it without asking (docs/decisions/0092).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from meshd.base.errors import Refused, UserError
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.plan.by_tensors import MOST_WORKERS, NoTensorSplit, by_tensors, for_layers
+from meshd.plan.machines import Machines, NodeOffer
+from meshd.plan.over_offers import plan_over
+from meshd.plan.plan_prediction import CONVERSATION_ANSWER, CONVERSATION_PROMPT, PlanPredictor
+from meshd.plan.prediction import PlanOutcome, Split
+from meshd.plan.split import Plan
+from meshd.plan.tensor_prediction import LOCAL_PATH, VALUE_BYTES, PairWay
+from meshd.plan.two_ways import OneWay, TwoWays, WayAdvice, WayRates
+from meshd.plan.wishes import HeadOptions, may_draft
+
+_ALL_SETS = 5  # workers of which all sets are looked at
+_CABLE_SECONDS = 0.001  # a longer round trip is none of a cable, or one that is not worth it
+_CLEARLY = 0.85  # of the time of a conversation by layers
+_FAST_CABLE = 1.17e9  # bytes a second that 10 GbE carries
+_VISIBLE = 1.02  # times as fast, with such a cable
+
+
+@dataclass(frozen=True, slots=True)
+class WaysFound:
+    """Hold the comparison, and what is predicted by tensors; `all_workers`: it uses all that are there."""
+
+    ways: TwoWays
+    outcome: PlanOutcome
+    all_workers: bool
+
+
+def compare_ways(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    by_layers: Sequence[Plan],
+) -> WaysFound | OneWay | None:
+    """Compare the best of these plans by layers with the best by tensors; None: there is no worker.
+
+    The user's wishes for how the model is split do not count.
+    """
+    if not machines.offers or not by_layers:
+        return None
+    predictor = PlanPredictor(layers, work, machines, options)
+    # The best by tensors.
+    found: list[Plan] = []
+    why_not = ""
+    for offers in _sets(predictor, layers, machines):
+        try:
+            found.append(_planned(layers, replace(machines, offers=offers), options, predictor))
+        except NoTensorSplit as error:
+            why_not = why_not or error.why
+        except (UserError, Refused) as error:
+            why_not = why_not or error.what
+    if not found:
+        return OneWay(why_not)
+    tensors = min(found, key=predictor.conversation_seconds)
+    # Both, with what is between the workers.
+    best = min(by_layers, key=predictor.conversation_seconds)
+    outcome, split = predictor.predict(tensors), predictor.split_of(tensors)
+    rates = [
+        WayRates(
+            tok_s=predictor.predict(plan).prediction.generate_tok_s,
+            seconds=predictor.conversation_seconds(plan),
+        )
+        for plan in (best, tensors)
+    ]
+    pair = max(split.pairs, key=lambda pair: pair.seconds(VALUE_BYTES * layers.widths.embedding))
+    is_measured = all(predictor.predictor.is_measured(each) for each in (split, predictor.split_of(best)))
+    may = may_draft(layers, options)
+    ways = TwoWays(
+        nodes=tensors.nodes,
+        layers=rates[0],
+        tensors=rates[1],
+        prompt=CONVERSATION_PROMPT,
+        answer=CONVERSATION_ANSWER,
+        pair=None if pair.path == LOCAL_PATH else (pair.path.rtt, pair.path.rate),
+        on_cable=_on_cable(predictor, split, rates[1].tok_s),
+        advice=_advice(split.pairs, *rates, is_measured=is_measured, drafts=may.free or may.model),
+    )
+    return WaysFound(ways, outcome, len(tensors.nodes) == len(machines.offers))
+
+
+def _sets(
+    predictor: PlanPredictor, layers: ModelLayers, machines: Machines
+) -> Iterator[tuple[NodeOffer, ...]]:
+    """Yield sets of workers that may compute together; all workers where there are none."""
+    able = [offer for offer in machines.offers if len(offer.devices) == 1]
+    if len(able) < 2:
+        yield machines.offers
+        return
+    best = sorted(able, key=lambda offer: predictor.seconds_of(offer.node, offer.devices[0]))[:_ALL_SETS]
+    for count in range(2, MOST_WORKERS + 1):
+        yield from combinations(sorted(best, key=able.index), count)
+
+
+def _planned(layers: ModelLayers, machines: Machines, options: HeadOptions, predictor: PlanPredictor) -> Plan:
+    """Plan by tensors over all of these workers. Raises UserError, Refused."""
+    free = replace(for_layers(options), split="always", tensor_split=(), layers=(), min_workers=0)
+    plan, _ = plan_over(layers, replace(machines, plain_rpc=()), free)
+    return by_tensors(layers, plan, replace(options, tensor_split=()), predictor.tensor_shares(plan))
+
+
+def _advice(
+    pairs: Sequence[PairWay], by_layers: WayRates, tensors: WayRates, *, is_measured: bool, drafts: bool
+) -> WayAdvice:
+    if max(pair.path.rtt for pair in pairs) >= _CABLE_SECONDS:
+        return WayAdvice.FAR
+    if not is_measured or not all(pair.is_known and pair.is_rated for pair in pairs):
+        return WayAdvice.UNMEASURED
+    if tensors.seconds >= by_layers.seconds:
+        return WayAdvice.SLOWER
+    if tensors.seconds > _CLEARLY * by_layers.seconds:
+        return WayAdvice.NO_GAIN
+    return WayAdvice.DRAFTS if drafts else WayAdvice.WORTH
+
+
+def _on_cable(predictor: PlanPredictor, split: Split, tok_s: float) -> float | None:
+    """Predict tokens a second with the same round trips at the rate of a faster cable."""
+    if any(pair.path.rtt >= _CABLE_SECONDS for pair in split.pairs):
+        return None
+    faster = {
+        pair.ends: replace(pair.path, rate=max(pair.path.rate or 0.0, _FAST_CABLE)) for pair in split.pairs
+    }
+    found = predictor.predictor.predict(replace(split, paths=faster)).generate_tok_s
+    return found if found > _VISIBLE * tok_s else None
