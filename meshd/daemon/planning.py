@@ -170,8 +170,10 @@ class Planning:
 
         def both(found: Choices, spared: Collection[str]) -> TwoWays | OneWay | None:
             offers = tuple(offer for offer in machines.offers if offer.node not in spared)
+            there = replace(machines, offers=offers)
             plans = [split.plan for split, _ in found]
-            ways = compare_ways(layers, work, replace(machines, offers=offers), options, plans)
+            drafts = any(drafted.free or drafted.model for _, drafted in found)
+            ways = compare_ways(layers, work, there, options, plans, drafts=drafts)
             return ways.ways if isinstance(ways, WaysFound) else ways
 
         # In a thread, so that links and streams need not wait.

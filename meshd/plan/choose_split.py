@@ -434,7 +434,8 @@ def advise(
         compared = choose_split(layers, work, machines, free, least=least)
     # The best of those and of all other changes, if it is worth it.
     found = list(_changes(layers, work, machines, options, free, plan, compared))
-    ways = compare_ways(layers, work, there, options, [plan, *(choice.plan for choice in compared)])
+    plans = [plan, *(choice.plan for choice in compared)]
+    ways = compare_ways(layers, work, there, options, plans, drafts=drafts)
     if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
         found.append((ComputeTogether(ways.ways.nodes, ways.all_workers), ways.outcome))
     change, then = min(found, key=lambda changed: changed[1].answer_s, default=(None, now))

@@ -21,6 +21,7 @@ CPU_SUM_SECONDS = 0.00007  # 19.3 ms a token instead of 17 with 32 sums
 GPU_SUM_SECONDS = 0.00004  # with copies to and from the card
 GPU_LAYER_SECONDS = 0.000037  # launches, which do not shrink: 4.67 ms a token with 64 sums, of 3.02 alone
 SUM_RATE = 1.4e9  # bytes a second through the processors of both ends
+SWITCHED_SECONDS = 0.001  # a longer round trip is none of cables and a switch
 PROMPT_GROWTH = 1.07  # processor time of half a prompt: 4.3 s of 8.0
 LOCAL_PATH = DevicePath(0.0, LOCAL_RATE)
 """Between two nodes on one machine, past their daemons."""
@@ -40,7 +41,8 @@ class PairWay:
     """Describe the path between two of so many `members` of sums.
 
     `software`: of both ends; `between`: of their daemons. `is_known`: the round trip was measured; else that
-    of the longer path to the head is taken. `is_rated`: the rate was measured as well.
+    of the longer path to the head is taken. `is_rated`: the rate was measured, or follows: where all of the
+    paths are near, as through one switch, it is the lower one of both to the head.
     """
 
     ends: tuple[str, str]
@@ -77,10 +79,16 @@ def _way(
     both = [path for key in (ends, ends[::-1]) if (path := paths.get(key)) is not None]
     if LOCAL_PATH in both:
         return PairWay(ends, LOCAL_PATH, members, software, 0.0, is_known=True, is_rated=True)
-    known = both or [member.path for member in (first, second) if member.path is not None]
-    rates = [path.rate for path in known if path.rate]
-    path = DevicePath(max((path.rtt for path in known), default=0.0), min(rates, default=None))
-    is_rated = bool(both) and bool(rates)
+    to_head = [member.path for member in (first, second) if member.path is not None]
+    known = both or to_head
+    rtt = max((path.rtt for path in known), default=0.0)
+    rates = [path.rate for path in both if path.rate]
+    is_rated = bool(rates)
+    if not rates:
+        rates = [path.rate for path in to_head if path.rate]
+        is_near = all(path.rtt < SWITCHED_SECONDS for path in (*both, *to_head))
+        is_rated = bool(both) and len(rates) == len((first, second)) and is_near
+    path = DevicePath(rtt, min(rates, default=None))
     return PairWay(ends, path, members, software, hop, is_known=bool(both), is_rated=is_rated)
 
 

@@ -21,12 +21,11 @@ from meshd.plan.over_offers import plan_over
 from meshd.plan.plan_prediction import CONVERSATION_ANSWER, CONVERSATION_PROMPT, PlanPredictor
 from meshd.plan.prediction import PlanOutcome, Split
 from meshd.plan.split import Plan
-from meshd.plan.tensor_prediction import LOCAL_PATH, VALUE_BYTES, PairWay
+from meshd.plan.tensor_prediction import LOCAL_PATH, SWITCHED_SECONDS, VALUE_BYTES, PairWay
 from meshd.plan.two_ways import OneWay, TwoWays, WayAdvice, WayRates
-from meshd.plan.wishes import HeadOptions, may_draft
+from meshd.plan.wishes import HeadOptions
 
 _ALL_SETS = 5  # workers of which all sets are looked at
-_CABLE_SECONDS = 0.001  # a longer round trip is none of a cable, or one that is not worth it
 _CLEARLY = 0.85  # of the time of a conversation by layers
 _FAST_CABLE = 1.17e9  # bytes a second that 10 GbE carries
 _VISIBLE = 1.02  # times as fast, with such a cable
@@ -47,10 +46,13 @@ def compare_ways(
     machines: Machines,
     options: HeadOptions,
     by_layers: Sequence[Plan],
+    *,
+    drafts: bool,
 ) -> WaysFound | OneWay | None:
     """Compare the best of these plans by layers with the best by tensors; None: there is no worker.
 
-    The user's wishes for how the model is split do not count.
+    The user's wishes for how the model is split do not count. `drafts`: by layers it would run with some,
+    which are not in the figures.
     """
     if not machines.offers or not by_layers:
         return None
@@ -80,7 +82,6 @@ def compare_ways(
     ]
     pair = max(split.pairs, key=lambda pair: pair.seconds(VALUE_BYTES * layers.widths.embedding))
     is_measured = all(predictor.predictor.is_measured(each) for each in (split, predictor.split_of(best)))
-    may = may_draft(layers, options)
     ways = TwoWays(
         nodes=tensors.nodes,
         layers=rates[0],
@@ -89,7 +90,7 @@ def compare_ways(
         answer=CONVERSATION_ANSWER,
         pair=None if pair.path == LOCAL_PATH else (pair.path.rtt, pair.path.rate),
         on_cable=_on_cable(predictor, split, rates[1].tok_s),
-        advice=_advice(split.pairs, *rates, is_measured=is_measured, drafts=may.free or may.model),
+        advice=_advice(split.pairs, *rates, is_measured=is_measured, drafts=drafts),
     )
     return WaysFound(ways, outcome, len(tensors.nodes) == len(machines.offers))
 
@@ -117,7 +118,7 @@ def _planned(layers: ModelLayers, machines: Machines, options: HeadOptions, pred
 def _advice(
     pairs: Sequence[PairWay], by_layers: WayRates, tensors: WayRates, *, is_measured: bool, drafts: bool
 ) -> WayAdvice:
-    if max(pair.path.rtt for pair in pairs) >= _CABLE_SECONDS:
+    if max(pair.path.rtt for pair in pairs) >= SWITCHED_SECONDS:
         return WayAdvice.FAR
     if not is_measured or not all(pair.is_known and pair.is_rated for pair in pairs):
         return WayAdvice.UNMEASURED
@@ -130,7 +131,7 @@ def _advice(
 
 def _on_cable(predictor: PlanPredictor, split: Split, tok_s: float) -> float | None:
     """Predict tokens a second with the same round trips at the rate of a faster cable."""
-    if any(pair.path.rtt >= _CABLE_SECONDS for pair in split.pairs):
+    if any(pair.path.rtt >= SWITCHED_SECONDS for pair in split.pairs):
         return None
     faster = {
         pair.ends: replace(pair.path, rate=max(pair.path.rate or 0.0, _FAST_CABLE)) for pair in split.pairs

@@ -21,7 +21,13 @@ from meshd.plan.prediction import (
     Predictor,
     Split,
 )
-from meshd.plan.tensor_prediction import CPU_SUM_SECONDS, LOCAL_PATH, SUM_RATE
+from meshd.plan.tensor_prediction import (
+    CPU_SUM_SECONDS,
+    LOCAL_PATH,
+    SUM_RATE,
+    SumMember,
+    ways_between,
+)
 from meshd.wire.capacity import TimedLayer
 
 from tests.unit.plan.split_scene import split_model
@@ -195,6 +201,26 @@ def test_an_unknown_path_is_taken_for_the_one_to_the_head_and_not_for_measured()
     )
     assert known.is_measured and not unknown.is_measured
     assert known.generate_tok_s == unknown.generate_tok_s
+
+
+@pytest.mark.parametrize(
+    ("to_head", "rate", "is_rated"),
+    [
+        ((DevicePath(0.0003, 1.1e8), DevicePath(0.0003, 1.2e7)), 1.2e7, True),
+        ((DevicePath(0.004, 1.1e8), DevicePath(0.0003, 1.2e7)), 1.2e7, False),
+        ((DevicePath(0.0003), DevicePath(0.0003, 1.2e7)), 1.2e7, False),
+        ((DevicePath(0.0003), DevicePath(0.0003)), None, False),
+    ],
+)
+def test_a_rate_follows_from_the_paths_to_the_head_where_all_are_near(
+    to_head: tuple[DevicePath, DevicePath], rate: float | None, is_rated: bool
+) -> None:
+    members = [SumMember(name, path, is_gpu=False) for name, path in zip("ab", to_head, strict=True)]
+    paths = {("b", "a"): DevicePath(0.0002), ("a", "b"): DevicePath(0.0004)}
+    [found] = ways_between(members, paths, HOP_SECONDS)
+    assert (found.path, found.is_known, found.is_rated) == (DevicePath(0.0004, rate), True, is_rated)
+    [measured] = ways_between(members, {("b", "a"): DevicePath(0.0002, 5e7)}, HOP_SECONDS)
+    assert (measured.path.rate, measured.is_rated) == (5e7, True)
 
 
 def test_a_tied_output_is_computed_whole_by_each() -> None:
