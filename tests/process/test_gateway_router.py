@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -234,15 +234,18 @@ async def test_events_tell_all_states_and_then_each_change() -> None:
 async def test_as_many_pages_watch_as_may_and_the_end_of_one_makes_room() -> None:
     async with many_world(ANSWERS) as here:
         url = here.gateway.url + EVENTS_PATH
-        streams = [await here.http.get(url) for _ in range(API_MODEL_WATCHERS.most)]
-        async with here.http.get(url) as refused:
-            assert (refused.status, (await refused.json())["error"]["code"]) == (503, "busy")
-        streams[0].close()
-        status = 503
-        while status == 503:
-            async with here.http.get(url) as again:
-                status = again.status
-        assert status == 200
+        async with AsyncExitStack() as watching_too:
+            first = await here.http.get(url)
+            for _ in range(API_MODEL_WATCHERS.most - 1):
+                await watching_too.enter_async_context(here.http.get(url))
+            async with here.http.get(url) as refused:
+                assert (refused.status, (await refused.json())["error"]["code"]) == (503, "busy")
+            first.close()
+            status = 503
+            while status == 503:
+                async with here.http.get(url) as again:
+                    status = again.status
+            assert status == 200
 
 
 async def test_head_tells_no_events() -> None:
