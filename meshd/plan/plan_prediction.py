@@ -25,6 +25,7 @@ from meshd.wire.lease import OfferedDevice
 
 CONVERSATION_PROMPT, CONVERSATION_ANSWER = 2000, 500
 _LEAST_SECONDS = 1e-9
+_LEAST_SHARE = 1 / 3  # of the largest
 
 
 class PlanPredictor:
@@ -95,12 +96,15 @@ class PlanPredictor:
         """Weigh the plan's devices by their measured speed, for a split by tensors; empty: all alike.
 
         Devices that differ no more than trials of one device do are alike, so that shares stay as they are.
+        None has less than a third of the largest share, which is as uneven as was tried.
         """
         stages = [self.stage(share.device, 0, self._layers.count) for share in plan.taking]
         if not all(self.predictor.is_timed(stage) for stage in stages):
             return ()
         each = [max(_LEAST_SECONDS, self.predictor.layer_seconds(stage)) for stage in stages]
-        return tuple(min(each) / seconds for seconds in each) if max(each) > TRIALS_DIFFER * min(each) else ()
+        if max(each) <= TRIALS_DIFFER * min(each):
+            return ()
+        return tuple(max(_LEAST_SHARE, min(each) / seconds) for seconds in each)
 
     def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
         """Predict a round of so many tokens by device, in seconds; empty where devices were not measured."""

@@ -66,7 +66,8 @@ def test_shares_are_by_speed_unless_that_does_not_fit_or_workers_are_alike() -> 
     assert shares(1.1) == {"a": 15, "b": 15}, "trials of one device differ as much"
     assert shares(2.0, tensor_split=(1.0, 2.0)) == {"a": 10, "b": 20}
     room = sum(LLAMA.layers) / GIB
-    assert shares(9.0, room) == {"a": 15, "b": 15}, "nine tenths do not fit"
+    assert shares(9.0) == {"a": 23, "b": 7}, "no more uneven than was tried"
+    assert shares(9.0, 0.85 * room) == {"a": 15, "b": 15}, "three quarters do not fit"
 
 
 def test_the_user_gives_the_shares() -> None:

@@ -72,6 +72,21 @@ def test_hostile_numbers_are_compared_like_any_others(seed: int) -> None:
     assert planned
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_hostile_numbers_do_not_keep_a_split_by_tensors_from_being_predicted(seed: int) -> None:
+    chance, together = Random(seed), 0
+    for _ in range(_PLANS // 4):
+        there = _machines(chance)
+        try:
+            found = plan_model(MODEL, WORK, there, replace(AUTO, split="tensor"))
+        except MeshdError:
+            continue
+        together += found.plan.by_tensors
+        assert 0 < found.seconds < float("inf")
+        assert all(share.layers for share in found.plan.taking)
+    assert together
+
+
 def _look(there: Machines, options: HeadOptions, plan: Plan) -> None:
     predictor = PlanPredictor(MODEL, WORK, there, options)
     for tokens in (1, 5, 512):
