@@ -525,7 +525,8 @@ class Run:
         if facts.plan.by_tensors:
             raise UserError(
                 "the times of a split by tensors are not known",
-                hint="serve without `--split tensor` to see where the time goes",
+                hint="`meshd plan` shows what is predicted either way; serve without `--split tensor` to see "
+                "where the time goes",
             )
         return await explain(
             facts,
