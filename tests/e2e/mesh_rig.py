@@ -8,7 +8,8 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +44,7 @@ class CountedPair:
     ) -> None:
         self.refused = ""  # why the wall ended it
         self.loaded: Counter[str] = Counter()  # what became of the weights that the worker has from its files
+        self.allocated = 0  # bytes that the head asked for
         self._change = change
         self._on_request = on_request
         self._done = 0  # what the worker said of itself last
@@ -50,6 +52,8 @@ class CountedPair:
         self._judging = threading.Lock()
         self._passing = threading.Event()
         self._passing.set()
+        self._answering = threading.Event()
+        self._answering.set()
         self.head, inner_head = socket.socketpair()
         self.worker, inner_worker = socket.socketpair()
         self.bytes: Counter[int] = Counter()
@@ -69,10 +73,14 @@ class CountedPair:
                     size, kind, _zero, _id = wire.HEADER.unpack(header)
                     body = stream.read(size)
                     self._passing.wait()
+                    if not from_head:
+                        self._answering.wait()
                     self.messages[kind] += 1
                     if kind == wire.PROGRESS:
                         self._done, *_more = wire.MESSAGES[kind].body.unpack(body)
                     self.bytes[kind] += len(header) + size
+                    if kind == wire.ALLOCATE:
+                        self.allocated += wire.MESSAGES[kind].body.unpack(body)[2]
                     if kind == wire.LOADED:
                         self.loaded.update(wire.LOAD_RESULTS[result] for result in body)
                     passed = self._passed(header + body, kind, from_head)
@@ -101,6 +109,19 @@ class CountedPair:
         """From now on."""
         self._change = change
 
+    def watch(self, on_request: Callable[[int, bytes], object]) -> None:
+        """From now on it is called with kind and body of each request of the head's."""
+        self._on_request = on_request
+
+    @contextmanager
+    def unanswered(self) -> Iterator[None]:
+        """Keep back meanwhile what the worker says: the head gets no further than it does without."""
+        self._answering.clear()
+        try:
+            yield
+        finally:
+            self._answering.set()
+
     def insert(self, data: bytes) -> None:
         """Something that the head's side did not say, while nothing else is on its way."""
         self._inner[1].sendall(data)
@@ -117,6 +138,7 @@ class CountedPair:
     def cut(self) -> None:
         """Both sides see its end."""
         self._passing.set()
+        self._answering.set()
         for end in self._inner:
             try:
                 end.shutdown(socket.SHUT_RDWR)

@@ -11,9 +11,11 @@ from pathlib import Path
 from gguf import GGMLQuantizationType
 
 from tests.e2e.models import made
-from tests.e2e.random_gguf import F16, Q4_0, Q8_0, RandomModel
+from tests.e2e.random_gguf import F16, F32, Q4_0, Q8_0, RandomModel
 from tests.e2e.random_parts import (
+    HEAD,
     HEADS,
+    KV_HEADS,
     LAYERS,
     SHARP,
     WIDTH,
@@ -31,44 +33,67 @@ WINDOW = 32  # tokens, of the windowed models
 WIDE_EXPERTS = 128
 
 
-def _plain(path: Path, *, name: str, kind: GGMLQuantizationType, tied: bool, normed: bool) -> None:
-    """Attention and a dense block in each layer; `normed`: queries and keys are, too."""
-    model = RandomModel(path, name, width=WIDTH, layers=LAYERS, kind=kind)
+def _plain(
+    path: Path,
+    *,
+    name: str,
+    kind: GGMLQuantizationType,
+    tied: bool = False,
+    normed: bool = False,
+    biased: bool = False,
+    width: int = WIDTH,
+    inner: int = 128,
+    experts: int = 0,
+) -> None:
+    """Attention and a dense block, or `experts`, in each layer.
+
+    `normed`: queries and keys are, too; `biased`: queries, keys and values are.
+    """
+    model = RandomModel(path, name, width=width, layers=LAYERS, kind=kind)
     rms(model)
     attention_sizes(model)
-    model.integer("feed_forward_length", 128)
+    model.integer("feed_forward_length", inner)
+    if experts:
+        mixture_sizes(model, experts, 2, inner)
     ends(model, tied=tied)
     for layer in range(model.layers):
         block = f"blk.{layer}"
         attention(model, block, normed=normed)
+        if biased:
+            model.vector(f"{block}.attn_q.bias", HEADS * HEAD)
+            model.vector(f"{block}.attn_k.bias", KV_HEADS * HEAD)
+            model.vector(f"{block}.attn_v.bias", KV_HEADS * HEAD)
         model.norm(f"{block}.ffn_norm")
-        dense(model, block, 128)
+        if experts:
+            mixture(model, block, experts, inner)
+        else:
+            dense(model, block, inner)
     model.finish()
 
 
-def _gemma3(path: Path) -> None:
+def _gemma3(path: Path, *, kind: GGMLQuantizationType = Q4_0, inner: int = 128) -> None:
     """Two windowed layers, then a full one."""
-    model = RandomModel(path, "gemma3", width=WIDTH, layers=LAYERS, kind=Q4_0)
+    model = RandomModel(path, "gemma3", width=WIDTH, layers=LAYERS, kind=kind)
     rms(model)
     attention_sizes(model)
     model.integer("attention.sliding_window", WINDOW)
     model.integer("attention.sliding_window_pattern", 3)
-    model.integer("feed_forward_length", 128)
+    model.integer("feed_forward_length", inner)
     ends(model, tied=True)
     for layer in range(model.layers):
         block = f"blk.{layer}"
         attention(model, block, normed=True)
         model.norm(f"{block}.post_attention_norm")
         model.norm(f"{block}.ffn_norm")
-        dense(model, block, 128)
+        dense(model, block, inner)
         model.norm(f"{block}.post_ffw_norm")
     model.finish()
 
 
-def _gpt_oss(path: Path) -> None:
-    """Every second layer windowed, attention sinks, experts in MXFP4 with biases."""
-    model = RandomModel(path, "gpt-oss", width=WIDTH, layers=LAYERS, kind=Q8_0)
-    experts, inner = 8, 64
+def _gpt_oss(path: Path, *, kind: GGMLQuantizationType = Q8_0, inner: int = 64, mxfp4: bool = True) -> None:
+    """Every second layer windowed, attention sinks, experts with biases."""
+    model = RandomModel(path, "gpt-oss", width=WIDTH, layers=LAYERS, kind=kind)
+    experts = 8
     rms(model)
     attention_sizes(model)
     model.integer("attention.sliding_window", WINDOW)
@@ -80,7 +105,7 @@ def _gpt_oss(path: Path) -> None:
         model.vector(f"{block}.attn_output.bias", WIDTH)
         model.vector(f"{block}.attn_sinks.weight", HEADS, spread=1.0)
         model.norm(f"{block}.post_attention_norm")
-        mixture(model, block, experts, inner, mxfp4=True)
+        mixture(model, block, experts, inner, mxfp4=mxfp4)
         model.vector(f"{block}.ffn_gate_inp.bias", experts)
         model.vector(f"{block}.ffn_gate_exps.bias", inner, experts)
         model.vector(f"{block}.ffn_up_exps.bias", inner, experts)
@@ -88,18 +113,20 @@ def _gpt_oss(path: Path) -> None:
     model.finish()
 
 
-def _qwen3moe(path: Path) -> None:
-    """The wide one: WIDE_EXPERTS experts, 8 of them at work."""
-    model = RandomModel(path, "qwen3moe", width=WIDTH, layers=LAYERS, kind=Q4_0)
+def _qwen3moe(
+    path: Path, *, kind: GGMLQuantizationType = Q4_0, experts: int = WIDE_EXPERTS, inner: int = 32
+) -> None:
+    """The one with most experts, 8 of them at work."""
+    model = RandomModel(path, "qwen3moe", width=WIDTH, layers=LAYERS, kind=kind)
     rms(model)
     attention_sizes(model)
-    mixture_sizes(model, WIDE_EXPERTS, 8, 32)
+    mixture_sizes(model, experts, 8, inner)
     ends(model, tied=False)
     for layer in range(model.layers):
         block = f"blk.{layer}"
         attention(model, block, normed=True)
         model.norm(f"{block}.ffn_norm")
-        mixture(model, block, WIDE_EXPERTS, 32)
+        mixture(model, block, experts, inner)
     model.finish()
 
 
@@ -145,7 +172,7 @@ def _deepseek2(path: Path) -> None:
 
 
 MODELS: Mapping[str, Callable[[Path], None]] = {
-    "llama": partial(_plain, name="llama", kind=Q8_0, tied=False, normed=False),
+    "llama": partial(_plain, name="llama", kind=Q8_0),
     "qwen3": partial(_plain, name="qwen3", kind=F16, tied=True, normed=True),
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
@@ -157,8 +184,27 @@ MODELS: Mapping[str, Callable[[Path], None]] = {
     "qwen3next": qwen3next,
 }
 
+# Those of which each of two workers can have a part of every matrix (llama.cpp divides the feed-forward part,
+# and each expert, by blocks of 128): in F32, where another order of adding changes an answer least
+DIVISIBLE: Mapping[str, Callable[[Path], None]] = {
+    "llama": partial(_plain, name="llama", kind=F32, inner=256),
+    "llama with experts": partial(_plain, name="llama", kind=F32, inner=256, experts=4),
+    "llama with experts in Q8_0": partial(_plain, name="llama", kind=Q8_0, inner=256, experts=4),
+    "qwen2": partial(_plain, name="qwen2", kind=F32, width=HEADS * HEAD, biased=True, inner=256),
+    "qwen3": partial(_plain, name="qwen3", kind=F32, tied=True, normed=True, inner=256),
+    "qwen3moe": partial(_qwen3moe, kind=F32, experts=16, inner=256),
+    "gemma3": partial(_gemma3, kind=F32, inner=256),
+    "gpt-oss": partial(_gpt_oss, kind=F32, inner=256, mxfp4=False),
+}
+
 
 @cache
 def random_model(architecture: str) -> Path:
     """The file of one of MODELS, at most 5 MB, made if it is not there yet."""
     return made(f"random-{architecture}.gguf", MODELS[architecture])
+
+
+@cache
+def divisible_model(name: str) -> Path:
+    """The file of one of DIVISIBLE, made if it is not there yet."""
+    return made(f"divisible-{name.replace(' ', '-')}.gguf", DIVISIBLE[name])

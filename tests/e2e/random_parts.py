@@ -39,28 +39,28 @@ def ends(model: RandomModel, *, tied: bool) -> None:
 def attention(model: RandomModel, block: str, *, query: int = HEADS * HEAD, normed: bool = False) -> None:
     gain = 1.0 if normed else SHARP
     model.norm(f"{block}.attn_norm")
-    model.matrix(f"{block}.attn_q", WIDTH, query, gain=gain)
-    model.matrix(f"{block}.attn_k", WIDTH, KV_HEADS * HEAD, gain=gain)
-    model.matrix(f"{block}.attn_v", WIDTH, KV_HEADS * HEAD)
-    model.matrix(f"{block}.attn_output", HEADS * HEAD, WIDTH)
+    model.matrix(f"{block}.attn_q", model.width, query, gain=gain)
+    model.matrix(f"{block}.attn_k", model.width, KV_HEADS * HEAD, gain=gain)
+    model.matrix(f"{block}.attn_v", model.width, KV_HEADS * HEAD)
+    model.matrix(f"{block}.attn_output", HEADS * HEAD, model.width)
     if normed:
         model.norm(f"{block}.attn_q_norm", HEAD, centre=SHARP)
         model.norm(f"{block}.attn_k_norm", HEAD, centre=SHARP)
 
 
 def dense(model: RandomModel, block: str, inner: int, *, suffix: str = "") -> None:
-    model.matrix(f"{block}.ffn_gate{suffix}", WIDTH, inner)
-    model.matrix(f"{block}.ffn_up{suffix}", WIDTH, inner)
-    model.matrix(f"{block}.ffn_down{suffix}", inner, WIDTH)
+    model.matrix(f"{block}.ffn_gate{suffix}", model.width, inner)
+    model.matrix(f"{block}.ffn_up{suffix}", model.width, inner)
+    model.matrix(f"{block}.ffn_down{suffix}", inner, model.width)
 
 
 def mixture(model: RandomModel, block: str, count: int, inner: int, *, mxfp4: bool = False) -> None:
     """`count` experts of width `inner`, and what chooses among them."""
     kind = MXFP4 if mxfp4 else None
-    model.matrix(f"{block}.ffn_gate_inp", WIDTH, count, gain=2.0, kind=F32)
-    model.matrix(f"{block}.ffn_gate_exps", WIDTH, inner, count, kind=kind)
-    model.matrix(f"{block}.ffn_up_exps", WIDTH, inner, count, kind=kind)
-    model.matrix(f"{block}.ffn_down_exps", inner, WIDTH, count, gain=2.0, kind=kind)
+    model.matrix(f"{block}.ffn_gate_inp", model.width, count, gain=2.0, kind=F32)
+    model.matrix(f"{block}.ffn_gate_exps", model.width, inner, count, kind=kind)
+    model.matrix(f"{block}.ffn_up_exps", model.width, inner, count, kind=kind)
+    model.matrix(f"{block}.ffn_down_exps", inner, model.width, count, gain=2.0, kind=kind)
 
 
 def mixture_sizes(model: RandomModel, count: int, used: int, inner: int) -> None:
