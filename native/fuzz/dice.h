@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 class dice {
 public:
@@ -18,6 +19,7 @@ public:
     int64_t within(int64_t first, int64_t last) { return first + (int64_t) below((uint64_t) (last - first + 1)); }
     bool one_in(uint64_t n) { return below(n) == 0; }
     template <typename T> T of(std::initializer_list<T> values) { return values.begin()[below(values.size())]; }
+    template <typename T> const T & of(const std::vector<T> & values) { return values[below(values.size())]; }
 
     // A number that is tried where another one belongs, of ten kinds
     uint64_t odd(uint64_t kind) {

@@ -1,6 +1,7 @@
 #include "mesh_echo.h"
 
 #include <stdexcept>
+#include <utility>
 
 using namespace mesh;
 
@@ -22,6 +23,9 @@ blob echo::take_summand(uint32_t number, uint64_t token) {
     }
     blob data = std::move(pieces[number - 1].front().data);
     pieces[number - 1].pop_front();
+    if (change) {
+        std::exchange(change, {})(data);
+    }
     return data;
 }
 

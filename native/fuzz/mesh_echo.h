@@ -1,10 +1,12 @@
-// Neighbours 1 and 2, which push back whatever they get: a take of nothing is refused, not waited for
+// Neighbours 1 and 2, which push back whatever they get, or what `change` makes of a summand: a take of nothing is
+// refused, not waited for
 #pragma once
 
 #include "neighbours.h"
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 class echo : public mesh::exchange {
@@ -14,6 +16,8 @@ public:
     void push_summand(uint32_t number, uint64_t token, const mesh::blob & data) override;
     mesh::blob take_summand(uint32_t number, uint64_t token) override;
     mesh::blob take(uint32_t number, uint64_t token, uint32_t size) override;
+
+    std::function<void(mesh::blob &)> change; // of one summand, the next
 
 private:
     struct piece {

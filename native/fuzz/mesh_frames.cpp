@@ -1,5 +1,6 @@
 // Frames of the hostile head about memory: allocated, filled, written, read, loaded, pushed and taken.
 #include "half_rows.h"
+#include "mesh_files.h"
 #include "mesh_session.h"
 
 #include <algorithm>
@@ -111,6 +112,12 @@ void mesh_session::load() {
         entry.type = static_cast<uint32_t>(dice_.below(TYPE_COUNT));
         entry.offset = dice_.below(1000);
         entry.size = dice_.below(1000);
+        if (dice_.one_in(2)) { // of the worker's file
+            const auto & known = dice_.of(indexed_file().tensors);
+            entry.type = known.type;
+            entry.size = known.size;
+            std::copy(known.hash.begin(), known.hash.end(), entry.hash);
+        }
         entry.put(out);
     }
     if (hurt()) {
@@ -133,6 +140,17 @@ void mesh_session::load_parts() {
         part.file_stride = part.piece + dice_.below(200);
         part.first = dice_.below(100);
         part.whole = part.first + part.count * part.file_stride;
+        if (dice_.one_in(2)) { // of the worker's file
+            const auto & known = dice_.of(indexed_file().tensors);
+            part.type = known.type;
+            part.whole = known.size;
+            std::copy(known.hash.begin(), known.hash.end(), part.hash);
+            part.piece = 1 + dice_.below(known.size / 2);
+            part.file_stride = part.piece + dice_.below(known.size / 4);
+            part.first = dice_.below(known.size - part.piece + 1);
+            part.count = 1 + dice_.below((known.size - part.first - part.piece) / part.file_stride + 1);
+            part.stride = part.piece + (part.count < 1000 ? dice_.below(10) : 0); // no buffer is smaller
+        }
         if (hurt()) {
             uint64_t * const fields[] = { &part.offset, &part.whole, &part.first, &part.piece, &part.count,
                 &part.stride, &part.file_stride };
@@ -145,34 +163,6 @@ void mesh_session::load_parts() {
         damage(out.data);
     }
     give(load_parts_body(), "load parts", out.data);
-}
-
-// With one neighbour or both, of zeros: what lies there may be no number
-void mesh_session::sum() {
-    const buffer where = some_buffer();
-    sum_body body;
-    body.members = dice_.of<uint32_t>({ 3, 5, 7 });
-    body.buffer = where.number;
-    body.row = 32 * static_cast<uint32_t>(1 + dice_.below(20));
-    body.form = static_cast<uint32_t>(dice_.below(3));
-    body.absent = dice_.one_in(4) ? 1 : 0;
-    body.size = sizeof(float) * body.row * dice_.below(6);
-    body.offset = 4 * dice_.below((where.size - body.size) / 4);
-    body.token = dice_.next();
-    fill_body zeros;
-    zeros.buffer = body.buffer;
-    zeros.offset = body.offset;
-    zeros.size = body.size;
-    give(zeros, "fill");
-    if (hurt()) {
-        uint32_t * const fields[] = { &body.members, &body.place, &body.row, &body.form, &body.absent, &body.buffer };
-        *fields[dice_.below(std::size(fields))] = static_cast<uint32_t>(odd());
-        valid = false;
-    } else if (hurt()) {
-        (dice_.one_in(2) ? body.offset : body.size) = odd();
-        valid = false;
-    }
-    give(body, "sum");
 }
 
 // Some pushes to one neighbour, and what comes back for it

@@ -36,6 +36,8 @@ static wire_header some_header(dice & chance, const blob & body, bool is_summand
 // Its header is one that no neighbour may send, or what follows is too short
 static void put_damaged(dice & chance, wire_header header, const blob & body, writer & out) {
     size_t sent = body.size();
+    const bool is_summand = header.kind == static_cast<uint16_t>(message::summand);
+    const int64_t longest = static_cast<int64_t>(sizeof(uint64_t)) + (is_summand ? SUMMAND_BYTES : PIECE_BYTES);
     switch (chance.below(4)) {
     case 0:
         header.kind = static_cast<uint16_t>(chance.one_in(2) ? chance.below(256) : chance.next());
@@ -46,7 +48,8 @@ static void put_damaged(dice & chance, wire_header header, const blob & body, wr
         break;
     case 1:
         header.size = chance.one_in(2) ? static_cast<uint32_t>(chance.below(8))
-                                       : static_cast<uint32_t>(chance.within(PIECE_BYTES + 9, UINT32_MAX));
+                                       : static_cast<uint32_t>(
+                                             chance.within(longest + 1, chance.one_in(2) ? longest + 9 : UINT32_MAX));
         break;
     case 2:
         header.zero = static_cast<uint16_t>(1 + chance.below(UINT16_MAX));

@@ -1,13 +1,15 @@
 // The hostile head from its greeting to its last frame, and what damages the bytes of any of them.
 #include "mesh_session.h"
 
+#include "mesh_files.h"
+
 #include <algorithm>
 #include <cstring>
 
 using namespace mesh;
 
 mesh_session::mesh_session(uint64_t seed, const std::vector<lent_device> & devices, fuzz_totals & totals) :
-    dice_(seed), totals(totals), worker(devices, no_files, others, [](message, uint64_t, blob) {}),
+    dice_(seed), totals(totals), files(indexed_file()), worker(devices, files, others, [](message, uint64_t, blob) {}),
     steps(static_cast<int>(dice_.within(1, 60))), damaging(!dice_.one_in(8)) {}
 
 void mesh_session::run() {

@@ -46,6 +46,8 @@ private:
     void pushes();
     void load_parts();
     void sum();
+    bool set_values(const mesh::sum_body & body);
+    void spoil(mesh::blob & come);
     void noise();
     void graph();
     void again();
@@ -61,7 +63,7 @@ private:
 
     dice dice_;
     fuzz_totals & totals;
-    const mesh::local_weights no_files;
+    const mesh::local_weights files;
     echo others;
     mesh::executor worker;
     std::vector<buffer> buffers;

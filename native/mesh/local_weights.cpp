@@ -76,14 +76,32 @@ void local_weights::fill(wanted_part & part, progress & doing) const {
     }
 }
 
-// Whole stretches of the file, of which what others have is dropped: pieces are short, and a disk reads more anyway
+// A piece in parts, if it is long; else whole stretches of the file, of which what others have is dropped: a disk reads
+// more than a short piece anyway
 bool local_weights::read_parts(const wanted_part & part, progress & doing) const {
+    const bool is_long = part.piece > CHUNK;
+    for (uint64_t i = 0; i < part.count && is_long; i++) {
+        for (uint64_t done = 0; done < part.piece; done += CHUNK) {
+            wanted_part stretch = part;
+            stretch.first += i * part.file_stride + done;
+            stretch.piece = std::min(CHUNK, part.piece - done);
+            stretch.count = 1;
+            if (!read_stretches(stretch, i * part.stride + done, doing)) {
+                return false;
+            }
+        }
+    }
+    return is_long || read_stretches(part, 0, doing);
+}
+
+// Of pieces that are no longer than CHUNK; how far apart they are does not decide what is held
+bool local_weights::read_stretches(const wanted_part & part, uint64_t at, progress & doing) const {
     const wanted_weights & whole = part.whole;
     const int descriptor = index.files[whole.source->file].descriptor;
     const bool is_dense = part.stride == part.piece;
-    const uint64_t at_once = std::max<uint64_t>(CHUNK / part.file_stride, 1);
-    blob staging(std::min(at_once, part.count) * part.file_stride);
-    tensor_range target(whole.target, part.span());
+    const uint64_t at_once = std::min(std::max<uint64_t>(CHUNK / part.file_stride, 1), part.count);
+    blob staging((at_once - 1) * part.file_stride + part.piece);
+    tensor_range target(whole.target, at + part.span());
     for (uint64_t done = 0; done < part.count; done += at_once) {
         const uint64_t count = std::min(at_once, part.count - done);
         const uint64_t size = (count - 1) * part.file_stride + part.piece;
@@ -96,7 +114,7 @@ bool local_weights::read_parts(const wanted_part & part, progress & doing) const
         }
         for (uint64_t i = 0; i < (is_dense ? 1 : count); i++) {
             const uint64_t bytes = is_dense ? count * part.piece : part.piece;
-            target.write(staging.data() + i * part.file_stride, (done + i) * part.stride, bytes);
+            target.write(staging.data() + i * part.file_stride, at + (done + i) * part.stride, bytes);
         }
         doing.steps++;
     }

@@ -42,6 +42,7 @@ public:
 private:
     bool choose(wanted_weights & one) const;
     bool read_parts(const wanted_part & part, progress & doing) const;
+    bool read_stretches(const wanted_part & part, uint64_t at, progress & doing) const;
     void read(const std::vector<wanted_weights *> & all, progress & doing) const;
     bool read_piece(const wanted_weights & one, uint64_t first, uint8_t * staging) const;
 

@@ -15,17 +15,19 @@ static constexpr uint64_t SIZE = 64;
 // A file of ones, and an index of it as one tensor
 class ones_file {
 public:
-    ones_file() {
+    explicit ones_file(uint64_t size = SIZE) {
         char name[] = "/tmp/mesh-tests-XXXXXX";
         descriptor = mkstemp(name);
         unlink(name);
-        rewrite(blob(SIZE, 1));
+        rewrite(blob(size, 1));
     }
     ~ones_file() { close(descriptor); }
 
     void rewrite(const blob & bytes) {
         struct stat is = {};
-        CHECK(pwrite(descriptor, bytes.data(), SIZE, 0) == SIZE && fstat(descriptor, &is) == 0);
+        const std::string size = std::to_string(bytes.size());
+        CHECK(pwrite(descriptor, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
+        CHECK(fstat(descriptor, &is) == 0);
 #ifdef __APPLE__
         const timespec changed = is.st_mtimespec;
         const timespec noted = is.st_ctimespec;
@@ -34,9 +36,9 @@ public:
         const timespec noted = is.st_ctim;
 #endif
         const auto ns = [](const timespec & at) { return std::to_string(at.tv_sec * 1000000000ll + at.tv_nsec); };
-        index = weights_index("meshd-weights 1\nfile 0 " + std::to_string(descriptor) + " " + std::to_string(SIZE) +
-                              " " + ns(changed) + " " + ns(noted) + " " + std::to_string(is.st_ino) +
-                              "\ntensor 0 0 0 " + std::to_string(SIZE) + " " + std::string(64, '0') + " one\nend\n");
+        index = weights_index("meshd-weights 1\nfile 0 " + std::to_string(descriptor) + " " + size + " " + ns(changed) +
+                              " " + ns(noted) + " " + std::to_string(is.st_ino) + "\ntensor 0 0 0 " + size + " " +
+                              std::string(64, '0') + " one\nend\n");
     }
 
     weights_index index;
@@ -119,6 +121,33 @@ TEST(parts_of_a_tensor_are_read_from_where_they_lie) {
     CHECK(loaded_parts(parts(4, 1, 3, 3, 20)).second == spread);
     const blob one = { 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61 };
     CHECK(loaded_parts(parts(50, 14, 1, 14, 14)).second == one);
+    // of a single piece no distance counts: nothing is held for it
+    CHECK(loaded_parts(parts(50, 14, 1, UINT64_MAX, UINT64_MAX)).second == one);
+}
+
+// Half of a matrix by rows is one piece
+TEST(a_long_piece_is_held_in_parts_on_its_way) {
+    constexpr uint64_t LONG = 9 * 1024 * 1024 + 5;
+    constexpr uint64_t FIRST = 3;
+    constexpr uint64_t APART = LONG + 100;
+    ones_file file(2 * APART);
+    blob counted(2 * APART);
+    for (uint64_t i = 0; i < counted.size(); i++) {
+        counted[i] = static_cast<uint8_t>(i % 251);
+    }
+    file.rewrite(counted);
+    late_device & device = *new late_device();
+    const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(&device.memory, 2 * LONG));
+    wanted_part part = parts(FIRST, LONG, 2, LONG, APART);
+    part.whole.target = { buffer.get(), static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer.get())) };
+    part.whole.size = counted.size();
+    progress doing;
+    local_weights(file.index).fill(part, doing);
+    CHECK(part.whole.result == load_result::loaded && doing.steps == 6);
+    blob wanted(counted.begin() + FIRST, counted.begin() + FIRST + LONG);
+    wanted.insert(wanted.end(), counted.begin() + FIRST + APART, counted.begin() + FIRST + APART + LONG);
+    const std::vector<uint8_t> bytes = device.last_buffer();
+    CHECK(blob(bytes.begin(), bytes.end()) == wanted);
 }
 
 TEST(parts_of_a_file_that_changes_while_it_is_read_do_not_stay) {
