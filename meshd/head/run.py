@@ -17,7 +17,7 @@ from meshd.head.leases import LEASE_WORD_SECONDS, Leases, PushPlan
 from meshd.head.llama_server import LlamaServer, Over, ServerWatch
 from meshd.head.measures import RunFacts, RunMeasures
 from meshd.head.served_files import ServedModel, find_needs
-from meshd.head.speculation import Speculation, round_estimate
+from meshd.head.speculation import Speculation, never_a_model, round_estimate
 from meshd.head.survey import MachineSpeeds, OwnDevices, Surveyor, own_timed
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
@@ -468,8 +468,8 @@ class Run:
         layers, draft = self._model.layers, self._model.options.draft
         estimate = round_estimate(plan, layers.weight_bytes, self.measures.round_seconds, draft)
         speculation, now = self._history.speculation, asyncio.get_running_loop().time()
-        most = 0 if plan.by_tensors else plan.shape.most_drafted  # of llama.cpp's drafts some fail there
-        drafts = speculation.begin(estimate, now, most=most)
+        most = plan.shape.most_drafted
+        drafts = speculation.begin(estimate, now, most=most, never_model=never_a_model(plan))
         if speculation.why_no_model:
             LOG.info("draft_model_unused", why=speculation.why_no_model)
         return drafts

@@ -126,6 +126,11 @@ def round_estimate(
     return RoundEstimate(travel + computing, computing / _CHECKED_AT_ONCE, drafting)
 
 
+def never_a_model(plan: Plan) -> str:
+    """Return why nothing can be drafted by a draft model over this split; empty if it can."""
+    return "llama.cpp loads none beside a model that is split by tensors" if plan.by_tensors else ""
+
+
 @dataclass(slots=True)
 class _Observed:
     """Sum up answers of one kind of run; older ones count less.
@@ -200,6 +205,7 @@ class Speculation:
     def __init__(self, may: MayDraft) -> None:
         self._may = may
         self._estimate, self._most = RoundEstimate(0.0, 0.0), MOST_FREE
+        self._never_model = ""  # why no draft model can be used over this split
         self._measured: float | None = None  # of a round with one token
         self._free, self._model = _Observed(), _Observed()
         self._dearer, self._is_tried = 1.0, False  # the draft model, than estimated; over this split
@@ -210,21 +216,28 @@ class Speculation:
         """Return the drafts of the present run."""
         return self._life.drafts
 
-    def begin(self, estimate: RoundEstimate, now: float, *, most: int = MOST_FREE) -> Drafts:
-        """Begin a run over a split of which this is known; return its drafts, at most `most` tokens long."""
+    def begin(
+        self, estimate: RoundEstimate, now: float, *, most: int = MOST_FREE, never_model: str = ""
+    ) -> Drafts:
+        """Begin a run over a split of which this is known; return its drafts, at most `most` tokens long.
+
+        `never_model`: why there can be none by a draft model.
+        """
         if abs(estimate.round - self._estimate.round) > _ALIKE * self._estimate.round:
             self._measured, self._is_tried = None, False  # of another split
-        self._estimate, self._most = estimate, most
+        self._estimate, self._most, self._never_model = estimate, most, never_model
         self._life = _Life(self._choose(now), now)
         self._life.why_no_model = self._why_no_model(now)
         self._free.length = self._life.drafts.free
         self._model.length = self._life.drafts.model or self._model.length
         return self._life.drafts
 
-    def would_begin(self, estimate: RoundEstimate, now: float, *, most: int) -> "Speculation":
+    def would_begin(
+        self, estimate: RoundEstimate, now: float, *, most: int, never_model: str = ""
+    ) -> "Speculation":
         """Return a copy as after `begin`; here nothing begins."""
         begun = deepcopy(self)
-        begun.begin(estimate, now, most=most)
+        begun.begin(estimate, now, most=most, never_model=never_model)
         return begun
 
     def acceptances(self, now: float) -> tuple[float | None, float | None]:
@@ -352,7 +365,8 @@ class Speculation:
 
     def _choose(self, now: float) -> Drafts:
         free = self._free_length(now, min(self._most, MOST_FREE)) if self._may.free else 0
-        model = self._model_best(now, min(self._most, MOST_MODEL)) if self._may.model else 0
+        may_model = self._may.model and not self._never_model
+        model = self._model_best(now, min(self._most, MOST_MODEL)) if may_model else 0
         return Drafts(free, model)
 
     def _free_length(self, now: float, most: int) -> int:
@@ -369,6 +383,8 @@ class Speculation:
         """Return what speaks against its drafts, with the times that decide."""
         if not self._may.model or self._life.drafts.model:
             return ""
+        if self._never_model:
+            return f"draft model not used: {self._never_model}"
         acceptance, base, token = self._of_model(now)
         most = min(self._most, MOST_MODEL)
         is_safe = best_safe_length(self._round, token, acceptance, most, base) > 0
@@ -443,7 +459,9 @@ def forecast(
     """Forecast with the drafts that a load of this plan would begin with; `weights`: bytes of the model."""
     prediction, draft = outcome.prediction, drafting.draft_model
     estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
-    begun = drafting.speculation.would_begin(estimate, now, most=plan.shape.most_drafted)
+    begun = drafting.speculation.would_begin(
+        estimate, now, most=plan.shape.most_drafted, never_model=never_a_model(plan)
+    )
     drafts = begun.drafts
     shown_free, shown_model = drafting.speculation.acceptances(now)
     free = shown_free if shown_free is not None else ASSUMED_FREE

@@ -27,9 +27,9 @@ bool mesh_session::set_values(const sum_body & body) {
     write_body some;
     some.buffer = body.buffer;
     some.offset = body.offset;
-    blob bytes(values.size() * sizeof(float));
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    give(some, "write", bytes);
+    writer bytes;
+    bytes.put_bytes(reinterpret_cast<const uint8_t *>(values.data()), values.size() * sizeof(float));
+    give(some, "write", bytes.data);
     return !odd_one;
 }
 

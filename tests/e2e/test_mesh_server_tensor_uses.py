@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from meshd.build.interface import LLAMA_SERVER
+from meshd.devices.command_lines import drafting
+from meshd.model.drafts import MOST_FREE, Drafts
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import Mesh
@@ -18,6 +20,7 @@ from tests.e2e.mesh_server_scene import LONG, MARKS, found_build
 from tests.e2e.models import smollm2, stock
 from tests.e2e.native_rig import DEADLINE, PROMPT, Head, wait_until
 from tests.e2e.near_answers import WANTED, Tokens, check_near
+from tests.e2e.open_answers import REPEATING
 from tests.e2e.random_models import divisible_model
 from tests.native.build import MeshBuild
 
@@ -160,17 +163,28 @@ def _request(prompt: str, *, cached: bool) -> dict[str, object]:
 
 
 def test_repeated_tokens_are_drafted_and_change_nothing(build: MeshBuild, tmp_path: Path) -> None:
-    """A sum then serves several tokens. (meshd itself drafts nothing there.)"""
+    """A sum then serves several tokens."""
     asked: dict[str, int] = {}
     texts: dict[str, str] = {}
-    for name, options in (("off", ()), ("on", ("--spec-type", "ngram-mod"))):
-        with _mesh(build, tmp_path, smollm2(), 2, *options) as mesh:
+    for name, drafts in (("off", Drafts()), ("on", Drafts(free=MOST_FREE))):
+        with _mesh(build, tmp_path, smollm2(), 2, *drafting(drafts, "")) as mesh:
             before = mesh.messages(wire.SUM)
-            body = {"prompt": COUNTING, "n_predict": 48, "temperature": 0, "cache_prompt": False}
+            body = {"prompt": REPEATING[0], "n_predict": 48, "temperature": 0, "cache_prompt": False}
             texts[name] = _ask(mesh.head, "/completion", body)["content"]
             asked[name] = mesh.messages(wire.SUM) - before
     assert texts["on"] == texts["off"]
     assert asked["on"] < asked["off"]
+
+
+def test_llama_cpp_loads_no_draft_model_beside_it(build: MeshBuild, tmp_path: Path) -> None:
+    """So meshd names none (head/speculation.py): once this one loads, it may."""
+    drafts = drafting(Drafts(model=4), str(smollm2()))
+    extra = (*SPLIT, *FLASH, *drafts)
+    with Mesh(
+        build, tmp_path, smollm2(), 2, weights=[smollm2()], extra=extra, push=True, ready=False
+    ) as mesh:
+        assert mesh.head.wait_ready_or_end() == 1
+        assert "LLAMA_SPLIT_MODE_TENSOR needs >= 1 devices" in mesh.head.output
 
 
 def test_embeddings_are_those_of_one_process(build: MeshBuild, tmp_path: Path) -> None:

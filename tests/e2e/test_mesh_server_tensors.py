@@ -25,7 +25,7 @@ TOKENS = 24
 WIDTH, LAYERS = 576, 30  # of SmolLM2
 SPLIT = ("-sm", "tensor", "-fa", "on")
 EXACT = ("-ctk", "f32", "-ctv", "f32")  # nothing is rounded but in adding
-# Of models in F32: the logprobs of DIVISIBLE were up to 0.0012 from one process, and with `-fa off` up to 0.01
+# Of models in F32: the logprobs of DIVISIBLE were up to 0.0012 from one process, `-fa off` there up to 0.01
 NEAR_F32 = 0.005
 pytestmark = MARKS
 

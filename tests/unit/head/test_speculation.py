@@ -20,6 +20,7 @@ from meshd.head.speculation import (
     RoundEstimate,
     Speculation,
     forecast,
+    never_a_model,
     round_estimate,
 )
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
@@ -105,6 +106,20 @@ def test_why_a_draft_model_is_not_used_is_said_with_the_times_that_decide() -> N
     without = Speculation(FREE)
     without.begin(NEAR, 0.0)
     assert without.why_no_model == "", "there is none"
+
+
+def test_beside_a_split_by_tensors_only_repeated_tokens_are_drafted_and_the_reason_is_told() -> None:
+    assert never_a_model(PLAN) == ""
+    why = never_a_model(replace(PLAN, by_tensors=True))
+    it = Speculation(BOTH)
+    assert it.begin(NEAR, 0.0, never_model=why).model == 0
+    assert it.drafts.free == Speculation(FREE).begin(NEAR, 0.0).free > 0
+    assert it.status().why_no_model == f"draft model not used: {why}"
+    assert it.would_begin(FAR, 1.0, most=MOST_FREE, never_model=why).drafts.model == 0
+    assert it.begin(FAR, 2.0).model > 0, "the next split is by layers"
+    without = Speculation(FREE)
+    without.begin(NEAR, 0.0, never_model=why)
+    assert without.why_no_model == ""
 
 
 def test_a_length_that_loses_as_predicted_is_not_drafted() -> None:
