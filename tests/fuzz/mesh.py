@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from meshd.base.errors import RemoteProtocolError
 from meshd.rpc import mesh_protocol as wire
-from meshd.rpc.mesh_head_view import MeshHeadView
+from meshd.rpc.mesh_head_view import AbsentWeights, MeshHeadView
 from meshd.rpc.mesh_keeping import MeshKeeping, Missed
 from meshd.rpc.mesh_lease_view import MeshPushFilter
 
@@ -108,6 +108,7 @@ def _feed_answers(data: bytes) -> None:
     it, passed = MeshTalk(keeping=MeshKeeping(_Sink())), bytearray()
     it.say(talk.read(identity=_READ_ID) + talk.load(talk.load_entry(), talk.load_entry(), identity=4))
     it.say(talk.allocate(2, identity=8) + talk.message(wire.SYNC, identity=9))
+    it.say(talk.load_parts(talk.load_part(), talk.load_part(count=1), identity=5))
     try:
         for at in range(0, len(data), 11):
             passed += it.hear(data[at : at + 11])
@@ -130,23 +131,33 @@ def _feed_pushed(data: bytes) -> None:
 
 def _feed_view(data: bytes) -> None:
     """Both directions of what a head's daemon reads along: what passes is what came."""
+    for lacks in (False, True):
+        _feed_one_way(data, "to_peer", "head", lacks=lacks)
+        _feed_one_way(data, "from_peer", "worker", lacks=lacks)
+
+
+def _feed_one_way(data: bytes, way: str, sender: str, *, lacks: bool) -> None:
+    """`lacks`: the head's file lacks tensors."""
     placed: list[int] = []
-    for way, sender in (("to_peer", "head"), ("from_peer", "worker")):
-        view, passed = MeshHeadView(lambda _digest, size, _why: placed.append(size)), bytearray()
-        view.to_peer(talk.load(talk.load_entry(), talk.load_entry(), identity=4))
-        try:
-            for part in _in_parts(data):
-                passed += getattr(view, way)(part)
-        finally:
-            assert data.startswith(bytes(passed))
-            _check(sender, bytes(passed))
-            assert len(placed) <= 2
-            assert len(view.neighbours) <= wire.NEIGHBOURS
+    absent = AbsentWeights({bytes(32)}, lambda _digest: None) if lacks else None
+    view = MeshHeadView(lambda _digest, size, _why: placed.append(size), absent=absent)
+    passed = bytearray()
+    view.to_peer(talk.load(talk.load_entry(), talk.load_entry(), identity=4))
+    view.to_peer(talk.load_parts(talk.load_part(), talk.load_part(count=1), identity=5))
+    try:
+        for part in _in_parts(data):
+            passed += getattr(view, way)(part)
+    finally:
+        assert data.startswith(bytes(passed))
+        _check(sender, bytes(passed))
+        assert len(placed) <= 4
+        assert len(view.neighbours) <= wire.NEIGHBOURS
 
 
 _ANSWERS = (
     talk.data(identity=_READ_ID),
     talk.message(wire.LOADED, rest=b"\0\1", identity=4),
+    talk.message(wire.LOADED, rest=b"\1\0", identity=5),
     talk.allocated(0, identity=8),
     talk.message(wire.SYNCED, identity=9),
     talk.failed(),
@@ -154,6 +165,7 @@ _ANSWERS = (
     talk.welcome(),
     talk.met(0, 15),
 )
+_PUSHES = (talk.pushed(), talk.pushed(0), talk.summand(), talk.summand(0), talk.summand(wire.SUMMAND_BYTES))
 TARGETS = tuple(
     Target(
         name=name, samples=samples, make=_make_talk, feed=feed, allowed=(RemoteProtocolError,), share=share
@@ -162,6 +174,6 @@ TARGETS = tuple(
         ("mesh-talk", SAMPLES, _feed, 8),
         ("mesh-answers", _ANSWERS, _feed_answers, 2),
         ("mesh-view", (*SAMPLES, *_ANSWERS), _feed_view, 2),
-        ("mesh-pushed", (talk.pushed(), talk.pushed(0), talk.summand()), _feed_pushed, 2),
+        ("mesh-pushed", _PUSHES, _feed_pushed, 2),
     )
 )
