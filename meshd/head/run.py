@@ -468,7 +468,7 @@ class Run:
         layers, draft = self._model.layers, self._model.options.draft
         estimate = round_estimate(plan, layers.weight_bytes, self.measures.round_seconds, draft)
         speculation, now = self._history.speculation, asyncio.get_running_loop().time()
-        most = plan.shape.most_drafted
+        most = 0 if plan.by_tensors else plan.shape.most_drafted  # the comparison of both ways counts on none
         drafts = speculation.begin(estimate, now, most=most, never_model=never_a_model(plan))
         if speculation.why_no_model:
             LOG.info("draft_model_unused", why=speculation.why_no_model)

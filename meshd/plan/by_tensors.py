@@ -17,8 +17,8 @@ from meshd.plan.reasons import ByTensors, Reason
 from meshd.plan.split import DeviceShare, NoSplit, Plan
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
-# Architectures of llama.cpp of which a test has the same answers by layers and by tensors.
-ARCHITECTURES = frozenset({"llama", "qwen3"})
+# Architectures of llama.cpp of which a test has the same answers in one process and by tensors.
+ARCHITECTURES = frozenset({"gemma3", "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe"})
 MOST_WORKERS = 4
 _ASK_FOR_LAYERS = "serve without `--split tensor`: the workers then have whole layers"
 
@@ -102,6 +102,10 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
         return "the matrix that makes logits must be on the workers"
     if not args.flash_attention:
         return "it needs flash attention, and `-fa off` is given"
+    if args.draft_model:
+        return f"llama.cpp loads no draft model beside it, and `{args.draft_model}` names one"
+    if args.ranking:
+        return f"`{args.ranking}` has not been tried with it"
     if not options.push:
         return "the workers have to reach each other, and `no_push` is set"
     return ""

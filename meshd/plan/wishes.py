@@ -90,6 +90,17 @@ _SPECULATES = (
 _SPECULATES_SHORT = frozenset(
     {"-md", "-hfd", "-hfrd", "-lcs", "-lcd", "-td", "-tbd", "-devd", "-ngld", "-ctkd", "-ctvd"}
 )
+# Of these, those that name a draft model; and those with which a text is compared, not continued.
+_DRAFT_MODELS = (
+    "-md",
+    "--model-draft",
+    "--spec-draft-model",
+    "-hfd",
+    "-hfrd",
+    "--hf-repo-draft",
+    "--spec-draft-hf",
+)
+_RANKS = ("--rerank", "--reranking")
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
@@ -110,6 +121,8 @@ class LlamaArgs:
     checkpoints: bool = False  # how many of them is the user's choice
     threads: int | None = None  # of the head's CPU
     speculation: str = ""  # an option that decides on it, or with which there is none
+    draft_model: str = ""  # an option that names one
+    ranking: str = ""  # an option with which texts are ranked
 
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
         """Return the context that llama-server will make; options after `--` win over `tokens` and `slots`.
@@ -211,11 +224,18 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         checkpoints=checkpoints,
         threads=_threads(rest),
         speculation=next((word for word in rest if _speculates(word)), ""),
+        draft_model=next((word for word in rest if _long(word) in _DRAFT_MODELS), ""),
+        ranking=next((word for word in rest if _long(word) in _RANKS), ""),
     )
 
 
+def _long(word: str) -> str:
+    """Return an option as llama.cpp takes it, without a value."""
+    return word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
+
+
 def _speculates(word: str) -> bool:
-    name = word.replace("_", "-") if word.startswith("--") else word
+    name = _long(word)
     return name.startswith(_SPECULATES) or name in _SPECULATES_SHORT
 
 

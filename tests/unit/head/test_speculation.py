@@ -108,7 +108,7 @@ def test_why_a_draft_model_is_not_used_is_said_with_the_times_that_decide() -> N
     assert without.why_no_model == "", "there is none"
 
 
-def test_beside_a_split_by_tensors_only_repeated_tokens_are_drafted_and_the_reason_is_told() -> None:
+def test_a_draft_model_that_llama_cpp_does_not_load_is_not_used_and_status_says_why() -> None:
     assert never_a_model(PLAN) == ""
     why = never_a_model(replace(PLAN, by_tensors=True))
     it = Speculation(BOTH)

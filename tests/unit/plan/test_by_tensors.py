@@ -117,6 +117,9 @@ def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
     assert "workers" in _why([offer("a", 16)])
     assert f"two to {MOST_WORKERS} workers" in _why([offer(f"w{n}", 16) for n in range(MOST_WORKERS + 1)])
     assert "`-fa off` is given" in _why(options=replace(TENSOR, llama_args=("-fa", "off")))
+    for option in ("-md", "--model-draft", "--spec_draft_model"):
+        assert f"`{option}` names one" in _why(options=replace(TENSOR, llama_args=(option, "small.gguf")))
+    assert "`--reranking` has not been tried" in _why(options=replace(TENSOR, llama_args=("--reranking",)))
     assert "`no_push` is set" in _why(options=replace(TENSOR, no_push=True))
     two = replace(
         offer("a", 16), offer=replace(offer("a", 16).offer, devices=(device(16), device(16, "GPU")))
