@@ -84,7 +84,7 @@ soak: build ## the long runs: workers lost a thousand times, links cut for a tho
 	MESHD_SOAK=1 $(BIN)/python -m pytest --losses docs/lab/soak.md tests/sim tests/netns/test_traps.py tests/netns/test_ready.py tests/hostile/test_member.py \
 		tests/e2e/test_mesh_durable.py tests/e2e/test_mesh_many.py tests/e2e/test_mesh_models.py \
 		tests/e2e/test_mesh_losses.py tests/e2e/test_mesh_lost_workers.py tests/e2e/test_mesh_continued.py tests/e2e/test_mesh_open_answers.py tests/e2e/test_mesh_server_sampling.py tests/e2e/test_mesh_structured_answers.py tests/e2e/test_mesh_server_liar.py tests/e2e/test_mesh_hung.py tests/e2e/test_mesh_hostile_requests.py tests/e2e/test_malformed_requests.py tests/e2e/test_templates.py tests/e2e/test_agents.py \
-		tests/e2e/test_mesh_push.py tests/e2e/test_mesh_compressed.py \
+		tests/e2e/test_mesh_push.py tests/e2e/test_mesh_compressed.py tests/e2e/test_mesh_tensor_losses.py \
 		tests/e2e/test_mesh_activations.py tests/e2e/test_mesh_weights.py \
 		tests/e2e/test_mesh_kept.py
 	$(BIN)/python -m tests.sim.scale --members 10 50 200 1000
