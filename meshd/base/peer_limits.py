@@ -226,6 +226,9 @@ STRANGERS = Share(
 STRANGERS_OF_ADDRESS = Share(
     "unauthenticated connections", 8, "address", "an older one from that address is closed"
 )
+PLAIN_AWAITED = Share(
+    "plain connections for sealed pushes that are awaited at the mesh port", 64, "node", "none is offered"
+)
 STUN_ANSWERS = Rate(
     "answers to STUN requests over UDP", 32.0, 512.0, "address", "further requests are ignored"
 )

@@ -16,6 +16,7 @@ from meshd.daemon.native import machine_id, runner, sandboxed
 from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import (
     NativeBuild,
+    PlainConnections,
     Processes,
     RolePaths,
     RoleRuntime,
@@ -53,8 +54,13 @@ def make_runtime(
     pieces: PieceCache,
     *,
     gives: Callable[[], bool],
+    plain: PlainConnections | None = None,
 ) -> RoleRuntime:
-    """Build the runtime of one daemon. `gives`: whether members get pieces of the models that it serves."""
+    """Build the runtime of one daemon.
+
+    `gives`: whether members get pieces of the models that it serves; `plain`: connections from and to its
+    mesh port.
+    """
     cache = config.paths.cache
     return RoleRuntime(
         mesh=mesh,
@@ -67,6 +73,7 @@ def make_runtime(
             compressed=0 if config.links.compress == "off" else COMPRESSED_VERSION,
             always_compressed=config.links.compress == "on",
             local=config.links.is_local,
+            plain=plain if config.links.compress != "on" else None,
         ),
         paths=RolePaths(
             logs=config.paths.logs,

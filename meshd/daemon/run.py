@@ -50,6 +50,7 @@ from meshd.daemon.native import (
     natives_here,
     runner,
 )
+from meshd.daemon.plain_connections import MeshPortConnections
 from meshd.daemon.role_kind import BuiltRole, ClaimedRole, RoleKind
 from meshd.daemon.role_runtime import make_runtime
 from meshd.daemon.roles import ROLES, import_gateway
@@ -420,6 +421,9 @@ class Daemon:
                 native,
                 self._pieces,
                 gives=lambda: gives_unbounded(self._config, self._role_status),
+                plain=MeshPortConnections(
+                    member.mesh, mesh_port.listener.plain, compresses=config.links.compress != "off"
+                ),
             )
             self._storage = Storage(
                 member.mesh, config, lambda: Stores.here(cache), kept=lambda: self._role_status().store

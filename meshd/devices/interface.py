@@ -129,8 +129,8 @@ class DescriptorSocket(Protocol):
         """The child's end, for ChildSpec.hand_over."""
         ...
 
-    def send(self, kind: int, number: int, descriptor: int = -1) -> None:
-        """Send without waiting; the caller keeps `descriptor`. Raises Broken, Closed."""
+    def send(self, kind: int, number: int, descriptor: int = -1, *, more: bytes = b"") -> None:
+        """Send without waiting, `more` behind it; the caller keeps `descriptor`. Raises Broken, Closed."""
         ...
 
     def close(self) -> None: ...
@@ -171,6 +171,41 @@ class Processes:
     """The setting for how threads of native programs wait for a message that is expected soon."""
 
 
+class AwaitedConnection(Protocol):
+    """A plain connection of another node that may come within some seconds (link/tcp/plain_visit.py)."""
+
+    async def taken(self) -> socket:
+        """Wait for it; it is the caller's from here on. Raises Broken if it does not come."""
+        ...
+
+    def close(self) -> None:
+        """Stop waiting, and close what has come and was not taken. Idempotent."""
+        ...
+
+
+class PlainConnections(Protocol):
+    """Plain TCP connections between the mesh ports of two nodes (daemon/plain_connections.py).
+
+    Whatever crosses them is sealed by the programs that get them.
+    """
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Say whether data cross to the peer by TCP now, over a network, without a relay or compression."""
+        ...
+
+    def reaches(self, peer: PeerId) -> bool:
+        """Say whether this node can connect, because it has dialled the peer's mesh port itself."""
+        ...
+
+    async def connect(self, peer: PeerId, tag: bytes) -> socket:
+        """Connect to the peer, which awaits the tag. Raises Broken."""
+        ...
+
+    def expect(self, tag: bytes) -> AwaitedConnection:
+        """Await a connection with this tag for some seconds. Raises Refused if too many are awaited."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tunnels:
     """Connections between a child here and a child of another node, over streams of the mesh."""
@@ -185,6 +220,8 @@ class Tunnels:
     """Compress on any path, because the user asks for it."""
     local: bool = False
     """Connect directly to nodes on this machine (base/local_way.py)."""
+    plain: PlainConnections | None = None
+    """Connections for mesh-servers that seal; None if the user wants all traffic on the links."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from meshd.model.status import ModelState
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildFailed, ChildSpec
 from meshd.process.ready import LineSeen
-from meshd.tunnel.interface import LISTEN_LOCAL
+from meshd.tunnel.interface import PAST_LINKS
 
 HEAD_NAME = "head"
 TOKEN_PREFIX = "meshd1"
@@ -185,7 +185,7 @@ async def start_all(owner: Owner, *nodes: LocalNode) -> None:
 def crossed_bytes(status: Status) -> int:
     """Count the bytes between this node and others, over links and direct connections."""
     links = (peer.link for peer in status.peers if peer.link is not None)
-    past_links = (tunnel for tunnel in status.tunnels if tunnel.listen == LISTEN_LOCAL)
+    past_links = (tunnel for tunnel in status.tunnels if tunnel.listen in PAST_LINKS)
     on_links = sum(link.sent_bytes + link.received_bytes for link in links)
     return on_links + sum(tunnel.sent_bytes + tunnel.received_bytes for tunnel in past_links)
 

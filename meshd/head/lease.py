@@ -234,7 +234,8 @@ class Lease:
         lease_id = other.offer.lease_id
         compressed = other.offer.compressed if self._tunnels.compressed else 0
         always = self._tunnels.always_compressed
-        await self._tell(Neighbour(number, other.peer.raw, lease_id, compressed, always))
+        seals = other.offer.seals
+        await self._tell(Neighbour(number, other.peer.raw, lease_id, compressed, always, seals))
 
     async def _tell(self, message: LeaseMessage) -> None:
         # a lease that is lost meanwhile is the matter of `until_lost`

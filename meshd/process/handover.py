@@ -86,11 +86,14 @@ class DescriptorSender:
         self._ours, self.child_end = socket_pair()
         self._ours.setblocking(False)
 
-    def send(self, kind: int, number: int, descriptor: int = -1) -> None:
-        """Send a message with a descriptor, which stays the caller's (-1: none). Raises Broken, Closed."""
+    def send(self, kind: int, number: int, descriptor: int = -1, *, more: bytes = b"") -> None:
+        """Send a message with a descriptor, which stays the caller's (-1: none). Raises Broken, Closed.
+
+        `more` follows the message.
+        """
         if self._ours.fileno() < 0:
             raise Closed("the child is not sent descriptors any more")
-        message, sent = _NUMBERED.pack(kind, number), [descriptor] if descriptor >= 0 else []
+        message, sent = _NUMBERED.pack(kind, number) + more, [descriptor] if descriptor >= 0 else []
         try:
             socket.send_fds(self._ours, [message], sent)
         except OSError as error:  # it has ended

@@ -15,6 +15,9 @@ from meshd.identity.keys import PeerId
 
 LISTEN_LOCAL = "local"
 """In status, instead of a local address: a direct connection between two nodes on this machine."""
+LISTEN_SEALED = "sealed"
+"""In its place: one between native programs on two machines, which seal what crosses it."""
+PAST_LINKS = frozenset({LISTEN_LOCAL, LISTEN_SEALED})  # none of these bytes cross the links of nodes
 
 OwnerCheck = Callable[[tuple[str, int], tuple[str, int]], Awaitable[bool]]
 """Say whether a connection on loopback, from client to server (host, port), may use a tunnel."""

@@ -251,7 +251,8 @@ class WorkerOffer(Message, tag="offer"):
     `machine` is the same for nodes on one machine (which share its memory) and says nothing else. `lease_id`:
     streams may name it once the head has reserved. `unfit`: for each device why it may not be used, empty
     where it may; or nothing at all. `compressed` as in Grant, `protocol` as in Acquire. `lacks`: a bit for
-    each of Acquire's marks, set where the worker has none of that content and could fetch it.
+    each of Acquire's marks, set where the worker has none of that content and could fetch it. `seals`: its
+    mesh-server can exchange sealed data with another one, past both daemons.
     """
 
     devices: Annotated[
@@ -269,6 +270,7 @@ class WorkerOffer(Message, tag="offer"):
     compressed: _Compressed = 0
     protocol: _Protocol = OLD_PROTOCOL
     lacks: Lacks = b""
+    seals: bool = False
 
     def conflict(self) -> str:
         """Return what is wrong with the values together; empty: nothing."""
@@ -316,7 +318,8 @@ class Neighbour(Message, tag="neighbour"):
     """The head says to whom this lease's mesh-server may push: `number` as in Admit, a member of the mesh,
     and the lease that it has granted this head.
 
-    `compressed`: as that one's Grant, 0 as well when the head wants none; `always`: whatever the path is.
+    `compressed`: as that one's Grant, 0 as well when the head wants none; `always`: whatever the path is;
+    `seals`: as that one's WorkerOffer.
     """
 
     number: _Number
@@ -324,6 +327,7 @@ class Neighbour(Message, tag="neighbour"):
     lease_id: LeaseId
     compressed: _Compressed = 0
     always: bool = False
+    seals: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ from meshd.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.worker.missing_weights import MissingWeights, progress_to
+from meshd.worker.sealed_ways import seals
 from meshd.worker.worker_options import IS_PAUSED, Pause, WorkerOptions
 
 UNKNOWN_PIN = "unknown"
@@ -92,6 +93,7 @@ class Worker:
         self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._trials_asked = Rates(TRIALS_ASKED)
+        self._seals = False
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh, local=runtime.tunnels.local)
@@ -125,6 +127,7 @@ class Worker:
         """List the devices once, so that a wrong `--device` is reported at the start. Raises MeshdError."""
         for device in await self._listing.devices():
             LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
+        self._seals = await seals(self._runtime)
 
     async def serve(self) -> None:
         """Serve the content store, and hash the model files whenever one has changed before a lease."""
@@ -252,6 +255,7 @@ class Worker:
             compressed=self._runtime.tunnels.compressed,
             protocol=self._runtime.native.version.protocol,
             lacks=weights.lacks(acquire.marks) if weights is not None else b"",
+            seals=self._seals,
         )
         await messages.send(offer.encode())
         # The head reserves memory.
@@ -335,6 +339,7 @@ class Worker:
                 threads=self._options.cpu_threads,
                 outgoing=outgoing,
                 log_path=self._runtime.paths.logs / f"{CHILD_NAME}-{number}.log",
+                seals=self._seals,
             )
         except OSError as error:
             raise MeshdError(f"cannot start a server: {error.strerror}") from None

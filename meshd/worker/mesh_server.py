@@ -133,8 +133,9 @@ class MeshServer:
         threads: int,
         outgoing: Outgoing,
         log_path: Path,
+        seals: bool = False,
     ) -> None:
-        """Create its sockets. `messages` lead to the head; `outgoing` holds the descriptors.
+        """Create its sockets. `messages` lead to the head; `outgoing` holds the descriptors; `seals`: it can.
 
         Raises OSError.
         """
@@ -176,6 +177,7 @@ class MeshServer:
             runtime.processes.socket_pair,
             self.turns,
             runtime.reading,
+            seals=seals,
         )
         self.child = runtime.processes.make_child(self.spec, CHILD_NAME)
         if (lease_cache := agreed.lease_cache) is not None:

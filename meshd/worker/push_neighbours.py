@@ -6,15 +6,16 @@ that it has granted, so nobody supplies an address. Of two workers one opens the
 accept the stream. The stream that asks stays open, so that a session made for it is kept while both leases
 live.
 
-If both workers are on one machine, their servers get a direct connection. The stream that asks
-then controls it: when the stream ends, both daemons cut the connection.
+If both workers are on one machine, or a plain connection leads from one to the other (sealed_ways.py), their
+servers get a direct connection. The stream that asks then controls it: when the stream ends, both daemons
+cut the connection.
 """
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from socket import SHUT_RDWR, SO_RCVBUF, SO_SNDBUF, SOL_SOCKET, socket
 
@@ -32,11 +33,12 @@ from meshd.peer.messages import MessageStream
 from meshd.rpc import mesh_protocol as wire
 from meshd.rpc.frames import NodeReading
 from meshd.rpc.mesh_lease_view import MeshPushFilter
-from meshd.tunnel.interface import LISTEN_LOCAL, TunnelStatus
+from meshd.tunnel.interface import LISTEN_LOCAL, LISTEN_SEALED, TunnelStatus
 from meshd.wire.lease import PUSH_SERVICE, Admit, Neighbour, Reached
+from meshd.worker.sealed_ways import SEALED, SealedAnswer, SealedEnd, SealedOffer
 from meshd.worker.turn_times import TurnTimes
 
-ARRIVAL, COMPLETE, LOCAL_ARRIVAL = 1, 2, 3  # kinds of messages of `--neighbours-fd`
+ARRIVAL, COMPLETE, LOCAL_ARRIVAL, SEALED_ARRIVAL = 1, 2, 3, 4  # kinds of messages of `--neighbours-fd`
 LOG = log.get("worker")
 _BUFFER_BYTES = 1 << 20  # the kernel grants less where its limit is lower
 REACH_SECONDS = 8.0  # until there is a session with the neighbour
@@ -48,22 +50,27 @@ ASK = "ask"  # in the metadata of a stream: asks whether other streams would be 
 TAKEN = b"\x01"  # the only message on such a stream: the connection is in use
 
 
-class LocalWay:
-    """One end of a direct connection between mesh-servers of two workers on one machine.
+class DirectWay:
+    """One end of a direct connection between mesh-servers of two workers.
 
     Each worker hands its mesh-server a duplicate of its end, once. It keeps the original to cut the
     connection, and never reads or writes it again. `cut` is idempotent.
     """
 
-    def __init__(self, peer: PeerId, end: socket) -> None:
-        """Take over `end`. Raises OSError and closes `end` if no descriptor is free."""
+    def __init__(self, peer: PeerId, end: socket, keys: bytes = b"") -> None:
+        """Take over `end`. Raises OSError and closes `end` if no descriptor is free.
+
+        `keys`: it leads to another machine, and the mesh-servers seal what crosses it.
+        """
         self._peer = peer
         self._end = end
+        self.keys = keys
         self._sent = self._received = 0
         try:
             end.setblocking(True)  # the duplicate shares this
-            for option in (SO_SNDBUF, SO_RCVBUF):  # Linux uses the first option, macOS both
-                end.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
+            if not keys:  # TCP chooses by itself
+                for option in (SO_SNDBUF, SO_RCVBUF):  # Linux uses the first option, macOS both
+                    end.setsockopt(SOL_SOCKET, option, _BUFFER_BYTES)
             self._servers = os.dup(end.fileno())
         except OSError:
             end.close()
@@ -85,7 +92,7 @@ class LocalWay:
         return TunnelStatus(
             peer=self._peer,
             service=PUSH_SERVICE,
-            listen=LISTEN_LOCAL,
+            listen=LISTEN_SEALED if self.keys else LISTEN_LOCAL,
             streams=1,
             sent_bytes=self._sent,
             received_bytes=self._received,
@@ -100,10 +107,17 @@ class LocalWay:
         self._end.close()
 
 
-def way_over(peer: PeerId, end: socket | None) -> LocalWay | None:
+def way_over(peer: PeerId, end: socket | None) -> DirectWay | None:
     """Return the connection over `end`, or None without one, or if no descriptor is free."""
     with suppress(OSError):
-        return None if end is None else LocalWay(peer, end)
+        return None if end is None else DirectWay(peer, end)
+    return None
+
+
+def sealed_way(peer: PeerId, found: SealedEnd | None) -> DirectWay | None:
+    """Return the same for a connection to another machine."""
+    with suppress(OSError):
+        return None if found is None else DirectWay(peer, found.end, found.keys)
     return None
 
 
@@ -119,11 +133,14 @@ class PushNeighbours:
         socket_pair: Callable[[], tuple[socket, int]],
         turns: TurnTimes,
         reading: NodeReading,
+        *,
+        seals: bool = False,
     ) -> None:
         """Use `messages` to reach the head and `descriptors` to reach the server.
 
-        `turns` notes what passes.
+        `turns` notes what passes. `seals`: the server can seal.
         """
+        self._plain = tunnels.plain if seals else None
         self._mesh = mesh
         self._turns = turns
         self._reading = reading
@@ -136,11 +153,12 @@ class PushNeighbours:
         self._awaited: set[int] = set()  # of these, still unknown whether a connection is possible
         self._complete = False
         self._settled = asyncio.Event()
-        self._open: list[Tunnel | LocalWay] = []
+        self._open: list[Tunnel | DirectWay] = []
         self._offered: dict[
-            PeerId, LocalWay
+            PeerId, DirectWay
         ] = {}  # connected, but still unknown whether the other worker uses it
-        self._local: dict[int, LocalWay] = {}  # connections that servers use
+        self._sealed: dict[PeerId, SealedAnswer] = {}  # the same of connections that may come
+        self._local: dict[int, DirectWay] = {}  # connections that servers use
         self._reported: Counter[tuple[int, str]] = Counter()  # messages on these connections
         self._over = asyncio.Event()
 
@@ -222,17 +240,17 @@ class PushNeighbours:
         except OSError as error:
             raise Broken(f"no connection can be made: {(error.strerror or '').lower()}") from None
 
-    def _hand_over(self, number: int, end: int, *, local: bool = False) -> None:
-        """Hand `end` to the server, and close it here. `local`: the server reports the traffic on it."""
+    def _hand_over(self, number: int, end: int, kind: int = ARRIVAL, *, keys: bytes = b"") -> None:
+        """Hand `end` to the server, and close it here."""
         try:
-            self._send(LOCAL_ARRIVAL if local else ARRIVAL, number, end)
+            self._send(kind, number, end, keys=keys)
         finally:
             os.close(end)
         self._note_settled(number)
 
-    def _send(self, kind: int, number: int, end: int = -1) -> None:
+    def _send(self, kind: int, number: int, end: int = -1, *, keys: bytes = b"") -> None:
         try:
-            self._descriptors.send(kind, number, end)
+            self._descriptors.send(kind, number, end, more=keys)
         except (Broken, Closed) as error:  # the lease ends with its server
             LOG.debug("push_untold", why=error.what)
 
@@ -242,30 +260,48 @@ class PushNeighbours:
         """Open a tunnel to the neighbour, report it, and keep it until it or the lease ends."""
         peer = PeerId(neighbour.peer)
         wanted = self._tunnels.local and not neighbour.always  # compressed, which a user has asked for
-        with local_way.offered(wanted=wanted) as offer:
+        with self._offer_sealed(peer, neighbour) as sealed:
+            with local_way.offered(wanted=wanted) as offer:
+                try:
+                    asked = await self._ask(peer, neighbour.lease_id, offer, sealed)
+                except MeshdError as error:
+                    await self._none(peer, neighbour.number, error.what)
+                    return
+                way = None if offer is None else way_over(peer, offer.take())
             try:
-                asked = await self._ask(peer, neighbour.lease_id, offer)
-            except MeshdError as error:
-                await self._none(peer, neighbour.number, error.what)
-                return
-            way = None if offer is None else way_over(peer, offer.take())
-        try:
-            if way is None:
-                await self._lead(peer, neighbour, asked)
-            else:
-                await self._lead_locally(peer, neighbour.number, asked, way)
-        finally:
-            asked.write_eof()
+                if way is None and sealed is not None:
+                    way = sealed_way(peer, await sealed.meet(asked))
+                if way is None:
+                    await self._lead(peer, neighbour, asked)
+                else:
+                    await self._lead_directly(peer, neighbour.number, asked, way)
+            finally:
+                asked.write_eof()
 
-    async def _ask(self, peer: PeerId, lease_id: bytes, offer: LocalOffer | None) -> Stream:
+    @contextmanager
+    def _offer_sealed(self, peer: PeerId, neighbour: Neighbour) -> Iterator[SealedOffer | None]:
+        """Yield an offer for the time of the block, or None if either side cannot seal, or may not."""
+        if self._plain is None or not neighbour.seals or neighbour.always:
+            yield None
+            return
+        offer = SealedOffer(self._plain, self._tunnels, peer)
+        try:
+            yield offer
+        finally:
+            offer.close()
+
+    async def _ask(
+        self, peer: PeerId, lease_id: bytes, offer: LocalOffer | None, sealed: SealedOffer | None
+    ) -> Stream:
         """Wait for a session, and until the head's message has reached the neighbour. Raises MeshdError."""
         local: Mapping[str, MetadataValue] = {} if offer is None else {LOCAL: offer.offered}
-        metadata: Mapping[str, MetadataValue] = {"lease": lease_id, ASK: 1, **local}
+        always: Mapping[str, MetadataValue] = {"lease": lease_id, ASK: 1, **local}
         tries, why = 0, "no answer"
         seconds = self._patience(peer)
         try:
             async with asyncio.timeout(seconds):
                 while True:
+                    metadata = always if sealed is None else {**always, **sealed.metadata()}
                     try:
                         stream = self._mesh.open_stream(peer, PUSH_SERVICE, metadata=metadata)
                         return await _accepted(stream)
@@ -311,7 +347,7 @@ class PushNeighbours:
             tunnel.close()
             self._open.remove(tunnel)
 
-    async def _lead_locally(self, peer: PeerId, number: int, asked: Stream, way: LocalWay) -> None:
+    async def _lead_directly(self, peer: PeerId, number: int, asked: Stream, way: DirectWay) -> None:
         self._open.append(way)
         try:
             try:
@@ -321,15 +357,16 @@ class PushNeighbours:
                 return
             self._use(way, number)
             await self._messages.send(Reached(number, "").encode())
-            LOG.info("push_way", peer=peer.short, kind="local")
+            LOG.info("push_way", peer=peer.short, kind=way.status.listen)
             await _until_ended(asked)
         finally:
             way.cut()
             self._open.remove(way)
 
-    def _use(self, way: LocalWay, number: int) -> None:
+    def _use(self, way: DirectWay, number: int) -> None:
         self._local[number] = way
-        self._hand_over(number, way.give(), local=True)
+        kind = SEALED_ARRIVAL if way.keys else LOCAL_ARRIVAL
+        self._hand_over(number, way.give(), kind, keys=way.keys)
 
     def _tunnel(self, peer: PeerId, neighbour: Neighbour, end: socket) -> Tunnel:
         return self._tunnels.open(
@@ -351,22 +388,35 @@ class PushNeighbours:
 
     def asked_by(self, peer: PeerId, metadata: Mapping[str, MetadataValue]) -> None:
         """Connect to what an admitted neighbour offers. The stream that asks is accepted only after this."""
-        before = self._offered.pop(peer, None)
-        if before is not None:
-            before.cut()
+        self._forget(peer)
         offered = metadata.get(LOCAL)
         if isinstance(offered, bytes) and self._tunnels.local:
             way = way_over(peer, local_way.come(offered))
             if way is not None:
                 self._offered[peer] = way
+                return
+        if self._plain is not None:
+            answer = SealedAnswer.of(self._plain, peer, metadata.get(SEALED))
+            if answer is not None:
+                self._sealed[peer] = answer
+
+    def _forget(self, peer: PeerId) -> None:
+        """Drop what it has offered before."""
+        if (way := self._offered.pop(peer, None)) is not None:
+            way.cut()
+        if (answer := self._sealed.pop(peer, None)) is not None:
+            answer.close()
 
     async def answer(self, asked: Stream) -> None:
         """Keep the stream on which a neighbour asks, and a local connection, until it or the lease ends.
 
         Then wait until both halves are closed; lent_streams.py limits that wait.
         """
-        way = self._offered.pop(asked.peer, None)
+        way, answer = self._offered.pop(asked.peer, None), self._sealed.get(asked.peer)
         try:
+            if answer is not None and answer.offered == asked.metadata.get(SEALED):  # not of a later stream
+                del self._sealed[asked.peer]
+                way = await self._met(asked, answer)
             async with Owner() as owner:
                 ended = owner.start(self._follow(asked, way), name="neighbour asks")
                 over = owner.start(self._over.wait(), name="lease over")
@@ -380,7 +430,15 @@ class PushNeighbours:
             if way is not None:
                 way.cut()
 
-    async def _follow(self, asked: Stream, way: LocalWay | None) -> None:
+    async def _met(self, asked: Stream, answer: SealedAnswer) -> DirectWay | None:
+        """Return the sealed connection, if there is one within some seconds."""
+        with closing(answer):
+            try:
+                return sealed_way(asked.peer, await answer.meet(asked))
+            except MeshdError:
+                return None  # the stream has ended, as is noticed next
+
+    async def _follow(self, asked: Stream, way: DirectWay | None) -> None:
         """Use the connection once the neighbour says so, and wait for the end of the stream."""
         try:
             reply = await asked.read()
@@ -406,8 +464,8 @@ class PushNeighbours:
     def close(self) -> None:
         """End everything that belongs to the lease."""
         self._numbers.clear()
-        while self._offered:
-            self._offered.popitem()[1].cut()
+        for peer in [*self._offered, *self._sealed]:
+            self._forget(peer)
         self._over.set()
 
 

@@ -17,7 +17,8 @@ static std::string reason(const char * what) {
     return std::string(what) + ": " + std::strerror(errno);
 }
 
-channel::channel(int socket, sender other) : socket(socket), other(other) {
+channel::channel(int socket, sender other, std::unique_ptr<carrier> by) :
+    socket(socket), other(other), by(std::move(by)) {
 #ifdef SO_NOSIGPIPE
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
@@ -45,14 +46,24 @@ static void nap(int socket, lookout::duration most) {
 #endif
 }
 
+ssize_t channel::receive(void * data, size_t size, int flags) {
+    return by != nullptr ? by->receive(socket, data, size, flags) : recv(socket, data, size, flags);
+}
+
 // As recv(): the first bytes of a message
 ssize_t channel::read_first(void * data, size_t size) {
     ssize_t n = -1;
     const auto nothing_yet = [&] { return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR); };
+    if (by != nullptr) {
+        n = receive(data, size, MSG_DONTWAIT); // it may have more than the socket has
+        if (!nothing_yet()) {
+            return n;
+        }
+    }
     errno = EAGAIN;
     const auto began = next.look(
         [&] {
-            n = recv(socket, data, size, MSG_DONTWAIT);
+            n = receive(data, size, MSG_DONTWAIT);
             return !nothing_yet();
         },
         [&](lookout::duration most) { nap(socket, most); });
@@ -60,7 +71,7 @@ ssize_t channel::read_first(void * data, size_t size) {
         // in recv() it would also wake up each time that the other end takes what we have sent
         pollfd arrival = { socket, POLLIN, 0 };
         poll(&arrival, 1, -1);
-        n = recv(socket, data, size, 0);
+        n = receive(data, size, 0);
     }
     next.came(began);
     return n;
@@ -71,7 +82,7 @@ bool channel::read_some(void * data, size_t size, bool may_end) {
     size_t done = 0;
     while (done < size) {
         const bool first = may_end && done == 0;
-        const ssize_t n = first ? read_first(at, size) : recv(socket, at + done, size - done, 0);
+        const ssize_t n = first ? read_first(at, size) : receive(at + done, size - done, 0);
         if (n == 0) {
             if (first) {
                 return false;
@@ -128,6 +139,9 @@ void put_header(writer & out, message number, uint64_t id, size_t size) {
 }
 
 size_t channel::send_now(const void * data, size_t size, const void * more, size_t more_size) {
+    if (by != nullptr) {
+        return by->send_now(socket, data, size, more, more_size);
+    }
     iovec parts[2] = {
         { const_cast<void *>(data), size },
         { const_cast<void *>(more), more_size },
@@ -141,7 +155,7 @@ size_t channel::send_now(const void * data, size_t size, const void * more, size
 
 size_t channel::send_some(const void * data, size_t size) {
     for (;;) {
-        const ssize_t n = send(socket, data, size, MSG_NOSIGNAL);
+        const ssize_t n = by != nullptr ? by->send_some(socket, data, size) : send(socket, data, size, MSG_NOSIGNAL);
         if (n >= 0) {
             return static_cast<size_t>(n);
         }

@@ -6,6 +6,9 @@
 #include "protocol.h"
 
 #include <atomic>
+#include <memory>
+
+#include <sys/types.h>
 
 namespace mesh {
 
@@ -14,10 +17,24 @@ struct lost : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// How bytes cross a socket when they do not cross it as they are (sealing.h). One thread may receive while another one
+// sends. Throws lost, bad_message
+class carrier {
+public:
+    virtual ~carrier() = default;
+
+    // As recv()
+    virtual ssize_t receive(int socket, void * data, size_t size, int flags) = 0;
+    // How many bytes the socket takes without waiting; hides what is wrong
+    virtual size_t send_now(int socket, const void * data, size_t size, const void * more, size_t more_size) = 0;
+    // As send(). What send_now() has not taken comes here first
+    virtual ssize_t send_some(int socket, const void * data, size_t size) = 0;
+};
+
 class channel {
 public:
     // Takes over the socket, at whose other end is this one
-    channel(int socket, sender other);
+    channel(int socket, sender other, std::unique_ptr<carrier> by = nullptr);
     ~channel();
     channel(const channel &) = delete;
     channel & operator=(const channel &) = delete;
@@ -42,9 +59,11 @@ public:
 private:
     bool read_some(void * data, size_t size, bool may_end);
     ssize_t read_first(void * data, size_t size);
+    ssize_t receive(void * data, size_t size, int flags);
 
     const int socket;
     const sender other;
+    const std::unique_ptr<carrier> by; // nullptr: as they are
     std::atomic<uint64_t> came{ 0 };
     lookout next;
 };

@@ -5,6 +5,7 @@
 
 namespace mesh {
 
-std::string describe(const char * what);
+// `more`: further fields
+std::string describe(const char * what, const std::string & more = "");
 
 } // namespace mesh

@@ -12,6 +12,8 @@ namespace mesh {
 static constexpr uint32_t NEIGHBOUR = 1;
 static constexpr uint32_t COMPLETE = 2;
 static constexpr uint32_t LOCAL_NEIGHBOUR = 3;
+static constexpr uint32_t SEALED_NEIGHBOUR = 4;
+static constexpr char ENDED_WITHIN[] = "it ended within a message";
 static constexpr size_t CONTROL_BYTES = 256; // of descriptors that come at once, most of which are too many
 
 // One message, and what came with it: closed unless somebody takes it over
@@ -46,12 +48,12 @@ static void keep_descriptors(msghdr & said, const char * end, arrival & all) {
     }
 }
 
-// false: the parent has closed its end
-static bool receive(int socket, arrival & all) {
+// Fills `bytes`, and keeps what comes with them. false: the parent has closed its end before the first of them
+static bool receive(int socket, uint8_t * bytes, size_t size, arrival & all) {
     size_t done = 0;
-    while (done < sizeof all.bytes) {
+    while (done < size) {
         alignas(cmsghdr) char control[CONTROL_BYTES];
-        iovec part = { all.bytes + done, sizeof all.bytes - done };
+        iovec part = { bytes + done, size - done };
         msghdr said = {};
         said.msg_iov = &part;
         said.msg_iovlen = 1;
@@ -69,7 +71,7 @@ static bool receive(int socket, arrival & all) {
             throw std::runtime_error("a message has more than one descriptor");
         }
         if (n == 0 && done > 0) {
-            throw std::runtime_error("it ended within a message");
+            throw std::runtime_error(ENDED_WITHIN);
         }
         if (n == 0) {
             return false;
@@ -77,6 +79,15 @@ static bool receive(int socket, arrival & all) {
         done += static_cast<size_t>(n);
     }
     return true;
+}
+
+static std::shared_ptr<const sealing_keys> receive_keys(int socket, arrival & all) {
+    auto keys = std::make_shared<sealing_keys>();
+    if (!receive(socket, keys->sending.data(), keys->sending.size(), all) ||
+        !receive(socket, keys->receiving.data(), keys->receiving.size(), all)) {
+        throw std::runtime_error(ENDED_WITHIN);
+    }
+    return keys;
 }
 
 static bool is_stream(int descriptor) {
@@ -109,7 +120,7 @@ void arrivals::read() {
 
 bool arrivals::read_one() {
     arrival one;
-    if (!receive(socket, one)) {
+    if (!receive(socket, one.bytes, sizeof one.bytes, one)) {
         return false;
     }
     reader in(one.bytes, sizeof one.bytes);
@@ -117,8 +128,12 @@ bool arrivals::read_one() {
     uint32_t number;
     in.take(kind);
     in.take(number);
-    if (kind != NEIGHBOUR && kind != COMPLETE && kind != LOCAL_NEIGHBOUR) {
+    if (kind < NEIGHBOUR || kind > SEALED_NEIGHBOUR) {
         throw std::runtime_error("there is no message " + std::to_string(kind));
+    }
+    const auto keys = kind == SEALED_NEIGHBOUR ? receive_keys(socket, one) : nullptr;
+    if (keys != nullptr && !can_seal()) {
+        throw std::runtime_error("this program cannot seal");
     }
     const size_t wanted = kind == COMPLETE ? 0 : 1;
     if (one.descriptors.size() != wanted) {
@@ -136,7 +151,7 @@ bool arrivals::read_one() {
     }
     const int connection = one.descriptors[0];
     one.descriptors.clear();
-    others.add({ number, connection, kind == LOCAL_NEIGHBOUR });
+    others.add({ number, connection, kind == LOCAL_NEIGHBOUR || kind == SEALED_NEIGHBOUR, keys });
     return true;
 }
 

@@ -4,6 +4,7 @@
 //     1: neighbour `number`; the descriptor of its connection comes with these bytes (SCM_RIGHTS)
 //     2: there are no more; number 0. The end of the socket says the same
 //     3: as 1, and the other end is in the hands of that neighbour itself: what passes is reported
+//     4: as 3, on another machine: the keys follow, 32 bytes for what is sent and 32 for what comes (sealing.h)
 #pragma once
 
 #include "neighbours.h"

@@ -66,21 +66,22 @@ void neighbours::end() {
 }
 
 neighbours::neighbour::neighbour(const neighbour_socket & one, size_t room) :
-    self(one), link(one.socket, sender::neighbour), coming(room), going(link, room, [this](const std::string &) {
+    self(one), link(one.socket, sender::neighbour, one.keys == nullptr ? nullptr : make_sealed(*one.keys)),
+    coming(room), going(link, room, [this](const std::string &) {
         link.shut(); // the reader finds the same
         going.end();
     }) {}
 
 // The parent times them (meshd/worker/turn_times.py), and notices by the count when a line is missing
 void neighbours::neighbour::tell_came() {
-    if (self.is_local) {
+    if (self.is_direct) {
         report("came " + std::to_string(self.number) + ' ' + std::to_string(++came) + ' ' +
                std::to_string(link.received()));
     }
 }
 
 void neighbours::neighbour::tell_pushed(size_t body) {
-    if (self.is_local) {
+    if (self.is_direct) {
         std::lock_guard<std::mutex> lock(telling);
         pushed_bytes += wire_header::bytes + body;
         report("pushed " + std::to_string(self.number) + ' ' + std::to_string(++pushed) + ' ' +
@@ -110,6 +111,7 @@ void neighbours::neighbour::read() {
         }
     } catch (const std::exception & error) {
         why = error.what();
+        link.shut(); // what it broke once is not trusted with anything else
     }
     coming.end();
 }

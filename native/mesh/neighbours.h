@@ -5,6 +5,7 @@
 #include "channel.h"
 #include "outbox.h"
 #include "queue.h"
+#include "sealing.h"
 
 #include <atomic>
 #include <map>
@@ -13,12 +14,14 @@
 
 namespace mesh {
 
-// A worker by its place in the head's list, and the socket to it. `is_local`: the mesh-server of that worker has the
-// other end, on this machine; the parent sees nothing of what passes, and gets a report of each message
+// A worker by its place in the head's list, and the socket to it. `is_direct`: the mesh-server of that worker has the
+// other end; the parent sees nothing of what passes, and gets a report of each message. `keys`: it is on another
+// machine, and what passes is sealed
 struct neighbour_socket {
     uint32_t number;
     int socket;
-    bool is_local = false;
+    bool is_direct = false;
+    std::shared_ptr<const sealing_keys> keys = nullptr;
 };
 
 // What an executor needs of them

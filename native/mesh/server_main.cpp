@@ -6,6 +6,7 @@
 #include "lookout.h"
 #include "neighbour_arrivals.h"
 #include "report.h"
+#include "sealing.h"
 #include "server_options.h"
 #include "session.h"
 
@@ -163,7 +164,7 @@ static int run(const std::vector<std::string> & words) {
     try {
         const options chosen = parse_options(words);
         if (chosen.describe && chosen.module.empty()) {
-            std::puts(describe("mesh-server").c_str());
+            std::puts(describe("mesh-server", can_seal() ? ", \"seals\": true" : ", \"seals\": false").c_str());
             return 0;
         }
         if (chosen.list) {

@@ -83,7 +83,7 @@ def test_the_head_is_welcomed_before_neighbours_are_complete(said: bool, tmp_pat
         ((COMPLETE, 0), 1, "message 2 has 1 descriptors instead of 0"),
         ((LOCAL_NEIGHBOUR, 3), 0, "message 3 has 0 descriptors instead of 1"),
         ((LOCAL_NEIGHBOUR, 7), 1, "neighbour 7 is there twice"),
-        ((4, 0), 0, "there is no message 4"),
+        ((5, 0), 0, "there is no message 5"),
     ],
 )
 def test_a_parent_that_hands_over_something_else_ends_the_server(

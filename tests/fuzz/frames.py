@@ -244,7 +244,7 @@ TARGETS = (
             lease.Acquire(bytes(16), "model", "f" * 64, "b1234", protocol="mesh 2"),
             lease.Admit(bytes(32), 3),
             lease.Introduced(),
-            lease.Neighbour(7, bytes(32), bytes(16), 1, True),
+            lease.Neighbour(7, bytes(32), bytes(16), 1, True, True),
             lease.Reached(7, "no way"),
             lease.Reserve((1 << 30, 0)),
             lease.Grant(bytes(16), compressed=1),

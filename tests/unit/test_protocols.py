@@ -14,7 +14,16 @@ from meshd.cli.main import VERBS, Verb
 from meshd.cli.output import Output
 from meshd.client.api_client import ApiClient
 from meshd.daemon.console_on_demand import ConsoleOnDemand
-from meshd.devices.interface import DescriptorSocket, Report, RunningRole, Tunnel, WeightsFromMembers
+from meshd.daemon.plain_connections import MeshPortConnections
+from meshd.devices.interface import (
+    AwaitedConnection,
+    DescriptorSocket,
+    PlainConnections,
+    Report,
+    RunningRole,
+    Tunnel,
+    WeightsFromMembers,
+)
 from meshd.gateway.browser_socket import BrowserSocket
 from meshd.gateway.interface import (
     ConsoleSource,
@@ -33,6 +42,7 @@ from meshd.link.browser.channels import DirectChannel, SealedChannel
 from meshd.link.interface import BrowserChannel, BytePipe, Dialer, Link, Listener, Signals
 from meshd.link.secure.handshake import ProvenLink
 from meshd.link.tcp.links import TcpDialer, TcpListener
+from meshd.link.tcp.plain_visit import Awaited
 from meshd.link.tcp.visit import Visit
 from meshd.peer.interface import Book, Mesh, Stream
 from meshd.peer.mesh import PeerMesh
@@ -74,6 +84,8 @@ child: Callable[[OwnedChild], Child] = same
 report: Callable[[ReportPipe], Report] = same
 descriptor_socket: Callable[[DescriptorSender], DescriptorSocket] = same
 member_weights: Callable[[MemberWeights], WeightsFromMembers] = same
+plain_connections: Callable[[MeshPortConnections], PlainConnections] = same
+awaited_connection: Callable[[Awaited], AwaitedConnection] = same
 joined_tunnel: Callable[[JoinedTunnel], Tunnel] = same
 mesh_head_view: Callable[[MeshHeadView], Inspector] = same
 mesh_push_filter: Callable[[MeshPushFilter], Inspector] = same

@@ -33,6 +33,7 @@ from meshd.link.secure.handshake import (
 from meshd.link.secure.joining import Joining, OnJoiner
 from meshd.link.secure.tls import dialer_context, listener_context
 from meshd.link.tcp.pipe import TcpPipe
+from meshd.link.tcp.plain_visit import AwaitedConnections
 from meshd.link.tcp.sockets import connect, listen
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import Dialable
@@ -152,6 +153,7 @@ class TcpListener(PortListener):
         super().__init__(entrance, partial(listen, host, port))
         self._context: ssl.SSLContext = listener_context(entrance.certificate)
         self.visitors: Visitors | None = None
+        self.plain = AwaitedConnections()
 
     async def serve(self, accept: Accept) -> None:
         """Hand every proven link to `accept`, which keeps it as long as it lives, until cancelled.
@@ -176,6 +178,7 @@ class TcpListener(PortListener):
                         on_made=made,
                         on_hello=self._entrance.goes_on,
                         on_http=visited,
+                        on_plain=self._take_plain,
                     )
 
                 for sock in self._sockets:
@@ -197,6 +200,17 @@ class TcpListener(PortListener):
             return not pipe.wants_no_link
 
         self._entrance.arrive(Arrival(pipe, pipe.remote_host, make_link, blames), accept, owner, name="tcp")
+
+    def _take_plain(self, pipe: TcpPipe, tag: bytes) -> bool:
+        """Give a plain connection to who awaits it; False if nobody does, or no descriptor is free."""
+        awaited = self.plain.find(tag)
+        if awaited is None:
+            return False
+        try:
+            awaited.give(pipe.as_socket())
+        except OSError:
+            return False
+        return True
 
     def _let_visit(self, pipe: TcpPipe, first: bytes, owner: Owner) -> bool:
         """Have a browser answered; False if nothing is for browsers there: then it is a mistake in TLS."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from meshd.base.errors import Broken, Closed, CutOff, EndOfStream, MeshdError, RemoteProtocolError
 from meshd.link.buffered_pipe import MAX_SEND_BYTES, SEND_HIGH_BYTES, BufferedPipe
 from meshd.link.secure.tls import MAX_HANDSHAKE_BYTES, TlsEngine
+from meshd.link.tcp.plain_visit import GREETING_BYTES, PLAIN
 from meshd.link.tcp.sockets import tune
 from meshd.link.tcp.visit import HTTP, Visit
 from meshd.wire.limits import MAX_FRAME_BYTES, MAX_UNPROVEN_BYTES
@@ -59,7 +60,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
 
     `on_made` is called with it once it is connected. `on_hello` is called with it and all bytes of the
     handshake so far each time some have come, and returns True to continue. `on_http` is called with it if it
-    begins with HTTP, and returns True if `as_visit` was called. A dialler sends `server_hostname` in clear.
+    begins with HTTP, and returns True if `as_visit` was called; `on_plain` is called with it and a tag if it
+    begins with PLAIN, and returns True if `as_socket` was called. A dialler sends `server_hostname` in clear.
     """
 
     _code = "tls"
@@ -73,6 +75,7 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         on_made: "Callable[[TcpPipe], None] | None" = None,
         on_hello: "Callable[[TcpPipe, bytearray], bool] | None" = None,
         on_http: "Callable[[TcpPipe, bytes], bool] | None" = None,
+        on_plain: "Callable[[TcpPipe, bytes], bool] | None" = None,
     ) -> None:
         super().__init__()
         self._engine = TlsEngine(context, server_side=server_side, server_hostname=server_hostname)
@@ -80,6 +83,8 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._on_made = on_made
         self._on_hello = on_hello
         self._on_http = on_http
+        self._on_plain = on_plain
+        self._greeting = bytearray()  # of a plain connection
         self._is_visit = False
         self._hello = bytearray()  # what came before the handshake was done, up to MAX_UNPROVEN_BYTES
         self._transport: asyncio.Transport | None = None
@@ -122,6 +127,9 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
             self._answer_stun(bytes(self._raw[:nbytes]))
             return
         if self._is_http() and self._on_http is not None and self._on_http(self, bytes(self._raw[:nbytes])):
+            return
+        if self._on_plain is not None and self._is_plain():
+            self._greet(self._raw[:nbytes], self._on_plain)
             return
         if self._on_hello is not None and not self._secured and len(self._hello) < MAX_UNPROVEN_BYTES:
             self._hello += self._raw[:nbytes]
@@ -185,6 +193,16 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         self._finish(Closed, "a browser has come")
         return Visit(transport, first, host=self.remote_host, remote=self.remote)
 
+    def as_socket(self) -> socket.socket:
+        """Give the connection up to the caller as a socket of its own; this pipe ends. Raises OSError."""
+        assert self._transport is not None
+        given: socket.socket = self._transport.get_extra_info("socket").dup()
+        transport, self._transport = self._transport, None
+        self._is_visit = True
+        self._finish(Closed, "it is for a program of this machine")
+        transport.abort()  # closes the loop's descriptor, which is not the last one
+        return given
+
     async def wait_lost(self) -> None:
         """Wait until the socket is closed; after `abort` that is the loop's next turn."""
         if self._transport is not None:
@@ -225,12 +243,26 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
 
     @property
     def wants_no_link(self) -> bool:
-        """True if the other side wanted to know its own address, or is a browser."""
+        """True if the other side wanted to know its own address, is a browser, or was awaited."""
         return self._stun is not None or self._is_visit
 
     def _is_http(self) -> bool:
         first = self._server_side and not self._handshake_bytes and not self._secured
         return first and self._raw[:1] == HTTP
+
+    def _is_plain(self) -> bool:
+        first = self._server_side and not self._handshake_bytes and not self._secured
+        return bool(self._greeting) or (first and self._raw[:1] == PLAIN[:1])
+
+    def _greet(self, data: memoryview, on_plain: "Callable[[TcpPipe, bytes], bool]") -> None:
+        """Take a part of the greeting of a plain connection, and give the connection up once it is whole."""
+        self._greeting += data
+        is_good = self._greeting.startswith(PLAIN[: len(self._greeting)])
+        if is_good and len(self._greeting) < GREETING_BYTES:
+            return
+        tag = bytes(self._greeting[len(PLAIN) :])
+        if not (is_good and len(self._greeting) == GREETING_BYTES and on_plain(self, tag)):
+            self.abort()
 
     def _is_stun(self) -> bool:
         """Return True if this is STUN: TLS never begins with a zero, a binding request always does."""

@@ -13,6 +13,7 @@ using namespace mesh;
 static constexpr uint32_t NEIGHBOUR = 1;
 static constexpr uint32_t COMPLETE = 2;
 static constexpr uint32_t LOCAL_NEIGHBOUR = 3;
+static constexpr uint32_t SEALED_NEIGHBOUR = 4;
 
 // What a parent says, with these descriptors attached, which it closes
 static void say_bytes(int socket, const std::string & bytes, const std::vector<int> & descriptors = {}) {
@@ -104,6 +105,55 @@ TEST(a_local_neighbour_is_one_as_the_others) {
     CHECK(to.others.take(6, 4, 1) == blob{ 8 });
 }
 
+static const std::string FIRST_KEY(sealing_keys::BYTES, 'a');
+static const std::string OTHER_KEY(sealing_keys::BYTES, 'b');
+
+#ifdef MESH_CRYPTO
+
+TEST(a_sealed_neighbour_comes_with_its_keys) {
+    const socket_pair between;
+    handed to;
+    say_bytes(to.parent, words(SEALED_NEIGHBOUR, 6) + FIRST_KEY + OTHER_KEY, { between.ends[0] });
+    say(to.parent, COMPLETE, 0);
+    CHECK(to.others.numbers() == std::vector<uint32_t>{ 6 });
+    auto keys = std::make_shared<sealing_keys>();
+    keys->sending.fill('b');
+    keys->receiving.fill('a');
+    neighbours other({ { 1, between.ends[1], true, keys } });
+    to.others.push(6, 3, { 7 });
+    CHECK(other.take(1, 3, 1) == blob{ 7 });
+    other.push(1, 4, { 8 });
+    CHECK(to.others.take(6, 4, 1) == blob{ 8 });
+}
+
+TEST(keys_without_their_end_are_refused) {
+    const socket_pair between;
+    handed to;
+    say_bytes(to.parent, words(SEALED_NEIGHBOUR, 6) + FIRST_KEY, { between.ends[0] });
+    to.hang_up();
+    CHECK(to.refusal() == "it ended within a message");
+    CHECK(has_ended(between.ends[1]));
+    close(between.ends[1]);
+}
+
+TEST(keys_without_a_connection_are_refused) {
+    handed to;
+    say_bytes(to.parent, words(SEALED_NEIGHBOUR, 6) + FIRST_KEY + OTHER_KEY);
+    CHECK(to.refusal() == "message 4 has 0 descriptors instead of 1");
+}
+
+#else
+
+TEST(a_program_that_cannot_seal_refuses_keys) {
+    const socket_pair between;
+    handed to;
+    say_bytes(to.parent, words(SEALED_NEIGHBOUR, 6) + FIRST_KEY + OTHER_KEY, { between.ends[0] });
+    CHECK(to.refusal() == "this program cannot seal");
+    close(between.ends[1]);
+}
+
+#endif
+
 TEST(the_end_says_that_neighbours_are_complete) {
     const socket_pair between;
     handed to;
@@ -183,7 +233,7 @@ TEST(what_a_parent_hands_over_wrongly_is_refused_and_closed) {
     CHECK(refused(LOCAL_NEIGHBOUR, 3, 0) == "message 3 has 0 descriptors instead of 1");
     CHECK(refused(LOCAL_NEIGHBOUR, 3, 2) == "message 3 has 2 descriptors instead of 1");
     CHECK(refused(LOCAL_NEIGHBOUR, NEIGHBOURS, 1) == "neighbour 16 cannot be");
-    CHECK(refused(4, 0, 1) == "there is no message 4");
+    CHECK(refused(5, 0, 1) == "there is no message 5");
 }
 
 TEST(a_neighbour_is_handed_over_once_and_is_a_stream) {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from meshd.base.errors import Broken, EndOfStream
 from meshd.base.tasks import Owner
+from meshd.devices.interface import PlainConnections
 from meshd.identity.membership import Role
 from meshd.peer.messages import MessageStream
 from meshd.store.interface import ContentStore
@@ -83,6 +84,7 @@ class Call:
 @asynccontextmanager
 async def scene(
     folder: Path,
+    plain: PlainConnections | None = None,
     *,
     memory: int | None = None,
     threads: int | None = None,
@@ -92,6 +94,8 @@ async def scene(
     async with Owner() as owner:
         net = Net(owner)
         bench = Bench(net.mesh("worker"), folder)
+        if plain is not None:
+            bench.connect_plainly(plain)
         options = WorkerOptions(memory=memory, threads=threads, machine="m")
         worker = Worker(bench.runtime, [file] if file else [], options, store)
         await worker.prepare()

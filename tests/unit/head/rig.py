@@ -9,7 +9,15 @@ from socket import socket
 from meshd.base.errors import MeshdError
 from meshd.base.processes import ProcessWork
 from meshd.daemon.role_runtime import make_processes
-from meshd.devices.interface import NativeBuild, RolePaths, RoleRuntime, Tunnel, TunnelRequest, Tunnels
+from meshd.devices.interface import (
+    NativeBuild,
+    PlainConnections,
+    RolePaths,
+    RoleRuntime,
+    Tunnel,
+    TunnelRequest,
+    Tunnels,
+)
 from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.head.lease import MeshEnd, WeightsReport
 from meshd.head.measures import AwayTimes
@@ -112,6 +120,10 @@ class Bench:
     def _work_of(self, _pid: int) -> ProcessWork | None:
         return self.work() if self.work is not None else None
 
+    def connect_plainly(self, plain: PlainConnections) -> None:
+        """Give the runtime plain connections with other nodes, and a mesh-server that can seal."""
+        self.runtime = replace(self.runtime, tunnels=replace(self.runtime.tunnels, plain=plain))
+
     def mesh_end(self) -> MeshEnd:
         """Return the mesh end of a head whose model has no weights."""
         report, away = WeightsReport({}), AwayTimes(lambda: 0.0)
@@ -135,6 +147,9 @@ class Bench:
             return await self._try(spec)
         if "--time-device" in spec.argv:
             return await self._time(spec)
+        if "--describe" in spec.argv:
+            spec.on_line('{"program": "mesh-server", "seals": true}')
+            return Ended(0, None, ())
         self.listings += 1
         await asyncio.sleep(self.listing_seconds)
         for line in self.device_lines:

@@ -27,8 +27,8 @@ class Server:
         assert child.spec is not None
         self.argv = list(child.spec.argv)
         self.head = self._at("--fd")
-        self._arrivals = self._at("--neighbours-fd")
-        for end in (self.head, self._arrivals):
+        self.arrivals_end = self._at("--neighbours-fd")
+        for end in (self.head, self.arrivals_end):
             end.setblocking(False)
 
     def _at(self, option: str) -> socket.socket:
@@ -46,7 +46,7 @@ class Server:
         found: list[tuple[int, int, socket.socket | None]] = []
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._arrivals, 8, 4)
+                data, descriptors, _, _ = socket.recv_fds(self.arrivals_end, 8, 4)
             except BlockingIOError:
                 return found
             if not data:
@@ -65,7 +65,7 @@ class Server:
 
     def close(self) -> None:
         self.head.close()
-        self._arrivals.close()
+        self.arrivals_end.close()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member
 from meshd.peer.interface import MetadataValue, Stream
 from meshd.wire.lease import PUSH_SERVICE, Admit, Grant, Introduced, Reached
-from meshd.worker.push_neighbours import ARRIVAL, COMPLETE, LOCAL_ARRIVAL, TAKEN, LocalWay, way_over
+from meshd.worker.push_neighbours import ARRIVAL, COMPLETE, LOCAL_ARRIVAL, TAKEN, DirectWay, way_over
 
 from tests.unit.head.calls import Call, Scene, scene
 from tests.unit.worker.lent import Other, heard, lent, says
@@ -28,7 +28,7 @@ class OtherHere(Other):
 
     def __init__(self, it: Scene) -> None:
         super().__init__(it)
-        self.ways: list[LocalWay] = []
+        self.ways: list[DirectWay] = []
         self.mesh.handle(PUSH_SERVICE, self._serve, allow=self._comes)
 
     def _comes(self, member: Member, metadata: Mapping[str, MetadataValue]) -> None:
@@ -37,7 +37,7 @@ class OtherHere(Other):
             self.ways.append(way)
 
 
-def own_end(way: LocalWay) -> socket.socket:
+def own_end(way: DirectWay) -> socket.socket:
     end = socket.socket(fileno=way.give())
     end.settimeout(10)
     return end
