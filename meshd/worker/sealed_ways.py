@@ -44,14 +44,16 @@ class SealedOffer:
     def __init__(self, plain: PlainConnections, tunnels: Tunnels, peer: PeerId) -> None:
         self._plain = plain
         self._peer = peer
-        self._tag, self._secret = tunnels.random(PUSH_TAG_BYTES), tunnels.random(PUSH_SECRET_BYTES)
+        self._random = tunnels.random
+        self._tag = self._secret = b""
         self._connects = False
         self._awaited: AwaitedConnection | None = None
         self._is_made = False
 
     def metadata(self) -> Mapping[str, MetadataValue]:
-        """Return the offer as the path is now; empty if none is made on such a path."""
+        """Return a new offer as the path is now; empty if none is made on such a path."""
         self.close()
+        self._tag, self._secret = self._random(PUSH_TAG_BYTES), self._random(PUSH_SECRET_BYTES)
         self._is_made = self._plain.is_direct(self._peer)
         if not self._is_made:
             return {}
