@@ -96,7 +96,7 @@ class TunnelView:
 
     peer: str
     service: str
-    listen: str  # local address
+    listen: str  # local address, or between native programs `socketpair`, `local` or `sealed`
     streams: int
     sent_bytes: int
     received_bytes: int
