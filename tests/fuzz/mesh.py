@@ -165,7 +165,10 @@ _ANSWERS = (
     talk.welcome(),
     talk.met(0, 15),
 )
-_PUSHES = (talk.pushed(), talk.pushed(0), talk.summand(), talk.summand(0), talk.summand(wire.SUMMAND_BYTES))
+_LONGEST = talk.summand(wire.SUMMAND_BYTES)[
+    :2000
+]  # the rest is what follows: a whole one would hold the limit
+_PUSHES = (talk.pushed(), talk.pushed(0), talk.summand(), talk.summand(0), _LONGEST)
 TARGETS = tuple(
     Target(
         name=name, samples=samples, make=_make_talk, feed=feed, allowed=(RemoteProtocolError,), share=share
