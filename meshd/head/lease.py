@@ -224,17 +224,18 @@ class Lease:
         """Tell the worker that it knows all its neighbours now: a mesh-server waits for that."""
         await self._tell(Introduced())
 
-    async def introduce(self, number: int, other: "Lease") -> None:
+    async def introduce(self, number: int, other: "Lease", *, may_seal: bool) -> None:
         """Tell the worker that its server may push to that of another one of ours, by this number.
 
-        What goes between the two is ours as well: compressed as we want it, if all three take it.
+        What goes between the two is ours as well: compressed as we want it, if all three take it. `may_seal`:
+        it may have a connection past both daemons, which no other link replaces when its path is lost.
         """
         assert other.offer is not None
         self._introduced.add(number)
         lease_id = other.offer.lease_id
         compressed = other.offer.compressed if self._tunnels.compressed else 0
         always = self._tunnels.always_compressed
-        seals = other.offer.seals
+        seals = may_seal and other.offer.seals
         await self._tell(Neighbour(number, other.peer.raw, lease_id, compressed, always, seals))
 
     async def _tell(self, message: LeaseMessage) -> None:

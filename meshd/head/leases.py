@@ -468,7 +468,8 @@ class PushPlan:
         for route in routes:
             await route.target.admit(route.source)
         for route in routes:
-            await route.source.introduce(route.number, route.target)
+            # a connection of its own ends with the path: worth that for the sums of each layer only
+            await route.source.introduce(route.number, route.target, may_seal=plan.by_tensors)
         for lease in leases:
             await lease.say_introduced()
 

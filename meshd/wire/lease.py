@@ -319,7 +319,7 @@ class Neighbour(Message, tag="neighbour"):
     and the lease that it has granted this head.
 
     `compressed`: as that one's Grant, 0 as well when the head wants none; `always`: whatever the path is;
-    `seals`: as that one's WorkerOffer.
+    `seals`: as that one's WorkerOffer, and worth it for this split.
     """
 
     number: _Number

@@ -395,7 +395,7 @@ class PushNeighbours:
             if way is not None:
                 self._offered[peer] = way
                 return
-        if self._plain is not None:
+        if self._plain is not None and self._numbers.get(peer) in self._awaited:
             answer = SealedAnswer.of(self._plain, peer, metadata.get(SEALED))
             if answer is not None:
                 self._sealed[peer] = answer
@@ -433,10 +433,16 @@ class PushNeighbours:
     async def _met(self, asked: Stream, answer: SealedAnswer) -> DirectWay | None:
         """Return the sealed connection, if there is one within some seconds."""
         with closing(answer):
+            way = sealed_way(asked.peer, await answer.come())
             try:
-                return sealed_way(asked.peer, await answer.meet(asked))
-            except MeshdError:
-                return None  # the stream has ended, as is noticed next
+                await answer.confirm(asked, is_usable=way is not None)
+            except BaseException as error:
+                if way is not None:
+                    way.cut()
+                if isinstance(error, MeshdError):
+                    return None  # the stream has ended, as is noticed next
+                raise
+            return way
 
     async def _follow(self, asked: Stream, way: DirectWay | None) -> None:
         """Use the connection once the neighbour says so, and wait for the end of the stream."""
@@ -447,6 +453,8 @@ class PushNeighbours:
         number = self._numbers.get(asked.peer)  # None: the lease is over
         if way is not None and reply[:1] == TAKEN and number is not None and number in self._awaited:
             self._use(way, number)
+        elif way is not None:
+            way.cut()  # the neighbour's server may have it already, and must not wait for ours
         await _until_ended(asked)
 
     async def serve(self, stream: Stream, on_broken: Callable[[MeshdError], None]) -> None:

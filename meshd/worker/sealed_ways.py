@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from socket import socket
 from typing import Self
 
@@ -35,7 +35,7 @@ class SealedEnd:
     """One end of a connection, and its keys: for what this side sends, then for what it gets."""
 
     end: socket
-    keys: bytes
+    keys: bytes = field(repr=False)
 
 
 class SealedOffer:
@@ -133,8 +133,8 @@ class SealedAnswer:
             return cls(plain, peer, offered)
         return None
 
-    async def meet(self, asked: Stream) -> SealedEnd | None:
-        """Return the connection, and tell the opener whether there is one. Raises MeshdError."""
+    async def come(self) -> SealedEnd | None:
+        """Return the connection, or None if there is none in time. `confirm` whether it can be used."""
         end: socket | None = None
         with suppress(Broken, TimeoutError):
             async with asyncio.timeout(MEET_SECONDS):
@@ -142,16 +142,14 @@ class SealedAnswer:
                     end = await self._plain.connect(self._peer, self._tag)
                 elif self._awaited is not None:
                     end = await self._awaited.taken()
-        try:
-            await asked.write(NOT_COME if end is None else COME)
-        except BaseException:
-            if end is not None:
-                end.close()
-            raise
         if end is None:
             return None
         keys = PushKeys.derive(self._secret, self._tag)
         return SealedEnd(end, keys.other + keys.opener)
+
+    async def confirm(self, asked: Stream, *, is_usable: bool) -> None:
+        """Tell the opener whether there is a connection; it uses it at once. Raises MeshdError."""
+        await asked.write(COME if is_usable else NOT_COME)
 
     def close(self) -> None:
         """Await no connection any more. Idempotent."""

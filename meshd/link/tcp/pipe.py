@@ -123,6 +123,9 @@ class TcpPipe(BufferedPipe, asyncio.BufferedProtocol):
         """Handle received bytes: handshake first, then plain bytes for `receive`."""
         if self._end is not None:
             return  # closing: whatever comes now is thrown away
+        if self._greeting and self._on_plain is not None:  # whatever its next part begins with
+            self._greet(self._raw[:nbytes], self._on_plain)
+            return
         if not self._secured and self._is_stun():
             self._answer_stun(bytes(self._raw[:nbytes]))
             return

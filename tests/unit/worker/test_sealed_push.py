@@ -1,6 +1,8 @@
 """A worker whose neighbour is on another machine: their servers get a connection, and keys to seal it."""
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
@@ -326,3 +328,44 @@ async def test_a_program_is_asked_whether_it_seals(tmp_path: Path, line: str, ex
         runtime = one.it.bench.runtime
         runtime = replace(runtime, processes=replace(runtime.processes, run_to_end=run_to_end))
         assert await seals(runtime) is expected
+
+
+async def test_a_connection_that_comes_too_late_is_cut(tmp_path: Path) -> None:
+    async with sealing(tmp_path) as one:
+        neighbour = Other(one.it)
+        stream = await _asked(one, neighbour, OTHER_CONNECTS + TAG + SECRET)
+        assert await heard(stream) == COME
+        neighbour.push(one.it, one.grant)  # it has settled for a stream meanwhile
+        await asyncio.sleep(1)
+        assert one.kinds() == [ARRIVAL]
+        await stream.write(TAKEN)
+        await asyncio.sleep(1)
+        assert one.kinds() == []
+        assert one.port.has_ended(), "or its server would wait for one that never reads"
+
+
+async def test_who_has_a_connection_makes_none_again(tmp_path: Path) -> None:
+    async with sealing(tmp_path) as one:
+        neighbour = Other(one.it)
+        await _asked(one, neighbour, b"")
+        neighbour.push(one.it, one.grant)
+        await asyncio.sleep(1)
+        assert one.kinds() == [ARRIVAL]
+        for who in (OPENER_CONNECTS, OTHER_CONNECTS):
+            neighbour.push(one.it, one.grant, ask=1, **{SEALED: who + TAG + SECRET})
+            await asyncio.sleep(1)
+        assert (one.port.connected, one.port.awaited) == ([], {})
+
+
+async def test_nothing_is_confirmed_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async with sealing(tmp_path) as one:
+        neighbour = Other(one.it)
+        monkeypatch.setattr(os, "dup", none_left)
+        stream = await _asked(one, neighbour, OTHER_CONNECTS + TAG + SECRET)
+        assert await heard(stream) == NOT_COME
+        assert one.port.has_ended()

@@ -51,12 +51,22 @@ async def is_turned_away(end: socket.socket) -> bool:
             return True
 
 
-@pytest.mark.parametrize("cut", [len(PLAIN) + TAG_BYTES, 1, len(PLAIN), len(PLAIN) + 3])
-async def test_what_is_awaited_is_given_to_who_awaits_it(cut: int) -> None:
+@pytest.mark.parametrize(
+    ("cut", "tag"),
+    [
+        (len(PLAIN) + TAG_BYTES, TAG),
+        (1, TAG),
+        (len(PLAIN), TAG),
+        (len(PLAIN) + 3, TAG),
+        (len(PLAIN) + 7, b"8 other\0and more"),  # STUN begins so, and HTTP
+        (len(PLAIN) + 7, b"8 otherGET / HT."),
+    ],
+)
+async def test_what_is_awaited_is_given_to_who_awaits_it(cut: int, tag: bytes) -> None:
     async with listening() as listener:
         loop = asyncio.get_running_loop()
-        awaited = listener.plain.expect(TAG)
-        greeting = PLAIN + TAG
+        awaited = listener.plain.expect(tag)
+        greeting = PLAIN + tag
         with await come(listener, *filter(None, (greeting[:cut], greeting[cut:]))) as end:
             with await awaited.taken() as taken:
                 assert listener.unproven == 0 or await _settles(lambda: listener.unproven == 0)
