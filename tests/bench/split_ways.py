@@ -2,7 +2,9 @@
 
 Each worker computes with `--threads` threads, and the head computes nothing. For each distance there is one
 worker alone, then each number of workers by layers and by tensors. Shown: tokens a second of a prompt and of
-an answer by llama-server's clock, medians and ranges, and the answer's ratio to the same workers by layers.
+an answer by llama-server's clock, medians and ranges, the answer's ratio to the same workers by layers, and
+how sums cross: `local`, `sealed`, or `socketpair`, which is through both daemons. With `--wire` packets are
+delayed between TUN devices, as on a cable, and mesh-servers on two of them can connect; else the links are.
 JSON is written after every cell. A cell that fails is named, and the exit code is 1.
 """
 
@@ -23,8 +25,9 @@ from meshd.bench.llama import measure
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.proxy import run_loop
+from meshd.wire.lease import PUSH_SERVICE
 
-from tests.bench.networks import workers_alike
+from tests.bench.networks import WiredFleet, workers_alike
 from tests.bench.random_model import SHAPES, random_model
 
 ONE, LAYERS, TENSORS = "alone", "layers", "tensors"
@@ -41,6 +44,7 @@ class SplitCell:
     way: str
     prompt: list[float] = field(default_factory=list)
     answer: list[float] = field(default_factory=list)
+    between: list[str] = field(default_factory=list)  # how the workers exchange what they push and add
     fault: str = ""
 
 
@@ -51,6 +55,7 @@ def line_of(cell: SplitCell, by_layers: SplitCell | None) -> str:
         return f"{text} failed: {cell.fault}"
     for what, rates in (("prompt", cell.prompt), ("answer", cell.answer)):
         text += f"  {what} {statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
+    text += f"  {', '.join(cell.between)}" if cell.between else ""
     if by_layers is not None and by_layers.answer and cell.way == TENSORS:
         text += f"  {statistics.median(cell.answer) / statistics.median(by_layers.answer):.2f} of layers"
     return text
@@ -74,7 +79,7 @@ def _spec(args: argparse.Namespace, cell: SplitCell, folder: Path, cache: Path, 
 async def _measured(args: argparse.Namespace, cell: SplitCell, spec: FleetSpec) -> None:
     """Fill in a cell. Raises MeshdError."""
     async with Owner() as owner:
-        fleet = Fleet(spec)
+        fleet = WiredFleet(spec) if args.wire else Fleet(spec)
         await fleet.start_workers(owner)
         head = await fleet.start_head(owner)
         await until_head_serves(fleet, head)
@@ -84,6 +89,9 @@ async def _measured(args: argparse.Namespace, cell: SplitCell, spec: FleetSpec) 
             cell.prompt.append((await measure(place, prompt_tokens=args.prompt, tokens=1)).prompt)
             answer = await measure(place, prompt_tokens=_WARM_TOKENS, tokens=args.tokens)
             cell.answer.append(answer.generate)
+        statuses = [await worker.status() for worker in fleet.workers]
+        pushes = [way for status in statuses for way in status.tunnels if way.service == PUSH_SERVICE]
+        cell.between = sorted({way.listen for way in pushes})
         owner.cancel()
 
 
@@ -131,6 +139,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", default="CPU", metavar="NAME", help="of each worker")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each worker")
     parser.add_argument("--tries", type=int, default=3, metavar="N")
+    parser.add_argument("--wire", action="store_true", help="delay packets; needs root")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     log.set_up(level="error")
     args = parser.parse_args(argv)
