@@ -63,6 +63,8 @@ def line_of(cell: SplitCell, by_layers: SplitCell | None) -> str:
 
 def _spec(args: argparse.Namespace, cell: SplitCell, folder: Path, cache: Path, model: Path) -> FleetSpec:
     context = str(args.prompt + args.tokens + 64)
+    # what the program between TUN devices carries is less than a cable does, and would be compressed
+    plain = ("--set", "links.compress=off") if args.wire else ()
     spec = workers_alike(
         folder,
         cache,
@@ -70,9 +72,9 @@ def _spec(args: argparse.Namespace, cell: SplitCell, folder: Path, cache: Path, 
         count=cell.workers,
         round_trip=cell.rtt_ms / 1000,
         threads=args.threads,
-        head_options=("--device", "none", "--ctx-size", context, "--split", _OPTIONS[cell.way]),
+        head_options=("--device", "none", "--ctx-size", context, "--split", _OPTIONS[cell.way], *plain),
     )
-    alike = ("--device", args.device, "--threads", str(args.threads))
+    alike = ("--device", args.device, "--threads", str(args.threads), *plain)
     return replace(spec, worker_options=[alike] * cell.workers)
 
 
