@@ -468,7 +468,7 @@ class PushPlan:
         for route in routes:
             await route.target.admit(route.source)
         for route in routes:
-            # a connection of its own ends with the path: worth that for the sums of each layer only
+            # a direct connection is lost with its path: worth that only for the sums of each layer
             await route.source.introduce(route.number, route.target, may_seal=plan.by_tensors)
         for lease in leases:
             await lease.say_introduced()

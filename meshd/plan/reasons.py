@@ -240,7 +240,7 @@ class ByTensors:
     nodes: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"each layer on {_names(self.nodes)}, as `--split tensor` says"
+        return f"each layer on {names_of(self.nodes)}, as `--split tensor` says"
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +501,7 @@ class Drop:
     layers: LayerCounts
 
     def __str__(self) -> str:
-        return f"drop {_names(self.nodes)} (layers: {_layers(self.layers)})"
+        return f"drop {names_of(self.nodes)} (layers: {_layers(self.layers)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,8 +513,8 @@ class Use:
     layers: LayerCounts
 
     def __str__(self) -> str:
-        instead = f" instead of {_names(self.instead_of)}" if self.instead_of else ""
-        return f"use {_names(self.nodes)}{instead} (layers: {_layers(self.layers)})"
+        instead = f" instead of {names_of(self.instead_of)}" if self.instead_of else ""
+        return f"use {names_of(self.nodes)}{instead} (layers: {_layers(self.layers)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,7 +578,7 @@ class ComputeTogether:
 
     def __str__(self) -> str:
         named = "" if self.all_workers else f" --workers {','.join(self.nodes)}"
-        return f"each layer on {_names(self.nodes)} (`--split tensor{named}`)"
+        return f"each layer on {names_of(self.nodes)} (`--split tensor{named}`)"
 
 
 Change = SplitChange | ComputeTogether | LetHeadCompute | OneAtOnce | HalfFloats
@@ -634,7 +634,8 @@ def _source(*, by_user: bool) -> str:
     return "tensor split" if by_user else "plan"
 
 
-def _names(nodes: Sequence[str]) -> str:
+def names_of(nodes: Sequence[str]) -> str:
+    """Join the names of nodes as texts have them."""
     return " and ".join(f"`{node}`" for node in nodes)
 
 

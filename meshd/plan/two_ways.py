@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshd.plan.reasons import names_of
+
 
 class WayAdvice(StrEnum):
     """Say whether a split by tensors is worth it for a conversation."""
@@ -49,11 +51,10 @@ class TwoWays:
                 f"{rtt * 1000:.2f} ms, {f'{rate / 1e6:.0f} MB/s' if rate else 'unknown rate'} between workers"
             )
         cable = f"; on a 10 GbE cable {self.on_cable:.1f}" if self.on_cable is not None else ""
-        nodes = " and ".join(f"`{node}`" for node in self.nodes)
         return (
-            f"by layers {self.layers.tok_s:.1f}, by tensors over {nodes} {self.tensors.tok_s:.1f} tok/s "
-            f"({pair}{cable}); a prompt of {self.prompt} tokens and an answer of {self.answer} take "
-            f"{self.layers.seconds:.1f} and {self.tensors.seconds:.1f} s: {self.advice}"
+            f"by layers {self.layers.tok_s:.1f}, by tensors over {names_of(self.nodes)} "
+            f"{self.tensors.tok_s:.1f} tok/s ({pair}{cable}); a prompt of {self.prompt} tokens and an answer "
+            f"of {self.answer} take {self.layers.seconds:.1f} and {self.tensors.seconds:.1f} s: {self.advice}"
         )
 
 

@@ -15,6 +15,7 @@ from meshd.devices.command_lines import drafting
 from meshd.model.drafts import MOST_FREE, Drafts
 from meshd.rpc import mesh_protocol as wire
 
+from tests.e2e.api_client import generation
 from tests.e2e.mesh_rig import Mesh
 from tests.e2e.mesh_server_scene import LONG, MARKS, found_build
 from tests.e2e.models import smollm2, stock
@@ -46,14 +47,7 @@ def _ask(head: Head, path: str, body: object) -> Any:
 
 
 def _answer(head: Head, tokens: int = TOKENS, *, prompt: str = PROMPT, **more: object) -> Tokens:
-    body = {
-        "prompt": prompt,
-        "n_predict": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "cache_prompt": False,
-    }
-    found = _ask(head, "/completion", body | WANTED | more)["completion_probabilities"]
+    found = _ask(head, "/completion", generation(prompt, tokens) | WANTED | more)["completion_probabilities"]
     assert isinstance(found, list)
     assert len(found) == tokens
     return found

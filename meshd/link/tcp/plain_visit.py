@@ -1,7 +1,7 @@
 """Plain connections to the mesh port that somebody here awaits: each begins with a tag that is good for one.
 
 What crosses them is not this node's business: two mesh-servers seal it with keys that crossed elsewhere
-(docs/decisions/0093-sealed-pushes.md). Whoever sends a tag that nobody awaits is a stranger like any other.
+(docs/decisions/0093-sealed-pushes.md). A connection with any other tag is treated as a stranger.
 """
 
 import asyncio
