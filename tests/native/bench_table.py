@@ -8,11 +8,13 @@ that none has a machine of its own:
   fastest of them in a row is what the others are compared with;
 - `alone`: one llama-server with the first device; `rpc`: with stock's rpc-servers;
 - `mesh`: a head that computes nothing and a worker for each device: as it comes, with one slot, and with a
-  slot for each of the many requests.
+  slot for each of the many requests, with a cache each and with one cache. They start one after another, some
+  20 s each.
 
-`--ubatch` names micro batches, with ` u256` behind the names of what was given one; `mesh` is also measured
-with those that meshd chooses. `--rtt` puts a distance between the nodes of `mesh` and `rpc`, with ` 20 ms`
-behind their names; the box is as near as ever.
+`--ubatch` names micro batches, with ` u256` behind the names of what was given one; `mesh` is measured with
+those that meshd chooses, and with those of `--given`. `--rtt` puts a distance between the nodes of `mesh` and
+`rpc`, with ` 20 ms` behind their names; the box is as near as ever. Nothing is compressed there: the path
+carries far more than the 25 MB/s up to which nodes would by themselves.
 
 Rates are tokens a second: of a prompt and of one request by llama-server's own clock; of many requests by how
 much longer all of them take if each has more tokens. After every value JSON is written and, beside it, the
@@ -82,6 +84,7 @@ class Plan:
     prompts: Sequence[int]
     many: Sequence[int]
     ubatches: Sequence[int]
+    given: Sequence[int]
     rtt: Sequence[int]
     generate: int
     tries: int
@@ -289,7 +292,7 @@ async def _mesh(
             model=plan.model,
             worker_model=plan.model,
             round_trips=[rtt / 1000] * len(plan.devices),
-            head_options=("--device", "none", "--split", "always", *options),
+            head_options=("--device", "none", "--split", "always", "--set", "links.compress=off", *options),
             worker_options=[("--device", device) for device in plan.devices],
         )
     )
@@ -314,14 +317,16 @@ async def _mesh_set_ups(owner: Owner, plan: Plan, folder: str, found: Found) -> 
         "mesh": context,
         "mesh, one slot": (*context, "--slots", "1"),
         "mesh, many": (*each, "--slots", str(plan.slots)),
+        "mesh, shared, many": ("--", "-kvu", "-np", str(plan.slots), "-c", str(plan.slots * plan.each)),
     }
     set_ups = []
-    for rtt, ubatch, (way, options) in itertools.product(plan.rtt, (_OWN, *plan.ubatches), ways.items()):
+    for rtt, ubatch, (way, options) in itertools.product(plan.rtt, (_OWN, *plan.given), ways.items()):
         place = Path(tempfile.mkdtemp(dir=folder))
         name = way + _suffix(ubatch, rtt)
-        small = ("--", "-ub", str(ubatch)) if ubatch != _OWN else ()
+        small = ("-ub", str(ubatch)) if ubatch != _OWN else ()
+        further = ("--", *small) if small and "--" not in options else small
         try:
-            set_up, found.chosen[name] = await _mesh(owner, plan, place, name, rtt, (*options, *small))
+            set_up, found.chosen[name] = await _mesh(owner, plan, place, name, rtt, (*options, *further))
             set_ups.append(set_up)
         except MeshdError as error:
             found.fail(name, error)
@@ -367,6 +372,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prompts", type=numbers, default=[512, 2048, 8190])
     parser.add_argument("--many", type=numbers, default=[32], help="requests at once")
     parser.add_argument("--ubatch", type=numbers, default=[512])
+    parser.add_argument("--given", type=numbers, default=[512], help="micro batches that meshd is given")
     parser.add_argument("--rtt", type=numbers, default=[0], help="milliseconds, between nodes")
     parser.add_argument("--generate", type=int, default=128)
     parser.add_argument("--tries", type=int, default=5)
@@ -381,6 +387,7 @@ def main(argv: Sequence[str]) -> int:
         prompts=args.prompts,
         many=args.many,
         ubatches=args.ubatch,
+        given=args.given,
         rtt=args.rtt,
         generate=args.generate,
         tries=args.tries,
