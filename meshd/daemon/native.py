@@ -23,6 +23,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, UserError
@@ -56,6 +57,7 @@ from meshd.wire.lease import OfferedDevice
 from meshd.wire.versions import UNKNOWN, NativeVersion, mesh_protocol
 
 LOG = log.get("daemon")
+T = TypeVar("T")
 MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build`"
 SAY_SECONDS = 60.0  # a GPU takes seconds for its first device
 _HOST = "host "  # a line of the module's report: the ggml of the program that loaded it
@@ -186,13 +188,20 @@ async def check_native_once(
     """
     key = _checked_key(native, pin, head=head, machine=machine)
     good = replace(native, version=replace(native.version, pin=pin.commit))
-    if key and passed.use(key):
-        return good
+    for seals in (True, False):
+        if key and passed.use(_answered_key(key, seals=seals)):
+            return replace(good, seals=seals)
     checked = await check_native(native, pin=pin, logs=logs, head=head)
     # A llama-server without a known commit causes a warning at each start.
-    if key and checked == good and key == _checked_key(native, pin, head=head, machine=machine):
-        passed.add(key)
+    is_good = checked == replace(good, seals=checked.seals)
+    if key and is_good and key == _checked_key(native, pin, head=head, machine=machine):
+        passed.add(_answered_key(key, seals=checked.seals))
     return checked
+
+
+def _answered_key(key: str, *, seals: bool) -> str:
+    """Return the key of a passed check in which mesh-server said whether it seals."""
+    return trial_key([key, "seals" if seals else "does not seal"])
 
 
 def _checked_key(native: NativeBuild, pin: Pin, *, head: bool, machine: str) -> str:
@@ -242,7 +251,7 @@ def _files_of(program: Path) -> list[Path] | None:
 
 
 async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool) -> NativeBuild:
-    """Return `native` with the version that its programs report. `head`: check llama-server and module too.
+    """Return `native` with what its programs report. `head`: check llama-server and module too.
 
     All run at once. Raises UserError that names the faulty program and what to do.
     """
@@ -250,19 +259,21 @@ async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool)
         # All checks run at once.
         async with Owner() as owner:
             ours = _check_ours(native.mesh_server, (), pin, logs / "native-check.log")
-            asked = [owner.start(_answer(ours), name="mesh-server check")]
+            server = owner.start(_answer(ours), name="mesh-server check")
+            asked = []
             if head:
-                more: tuple[Coroutine[object, object, LlamaVersion | None], ...] = (
+                more: tuple[Coroutine[object, object, object], ...] = (
                     _check_ours(native.mesh_server, (native.module,), pin, logs / "module-check.log"),
                     _version_of(native.llama_server, pin, logs / "llama-check.log"),
                     _load_module(native.llama_server, native.module, pin, logs / "llama-module-check.log"),
                 )
                 asked += [owner.start(_answer(check), name="native check") for check in more]
             # In this order: of several faults the first is the cause.
+            native = replace(native, seals=_seals(_or_raise(await server)))
             answers = [_or_raise(await check) for check in asked]
     except ExceptionGroup as group:
         raise first_error(group) from None
-    version = next((answer for answer in answers if answer is not None), None)
+    version = next((answer for answer in answers if isinstance(answer, LlamaVersion)), None)
     if version is None:
         return replace(native, version=replace(native.version, pin=pin.commit))
     known = native.version.pin if version.commit == UNKNOWN else pin.commit
@@ -271,7 +282,7 @@ async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool)
     return replace(native, version=replace(native.version, pin=known))
 
 
-async def _answer(check: Coroutine[object, object, LlamaVersion | None]) -> LlamaVersion | UserError | None:
+async def _answer(check: Coroutine[object, object, T]) -> T | UserError:
     """Return the result of a check, or its error."""
     try:
         return await check
@@ -279,14 +290,30 @@ async def _answer(check: Coroutine[object, object, LlamaVersion | None]) -> Llam
         return error
 
 
-def _or_raise(answer: LlamaVersion | UserError | None) -> LlamaVersion | None:
+def _or_raise(answer: T | UserError) -> T:
     if isinstance(answer, UserError):
         raise answer
     return answer
 
 
-async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: Path) -> None:
-    """Check what mesh-server reports about itself, or about the module. Raises ProgramFault."""
+async def asked_to_seal(native: NativeBuild, run: RunToEnd, logs: Path) -> NativeBuild:
+    """Ask mesh-server whether it seals, and return `native` with the answer: for a build that is not checked.
+
+    What it cannot tell it cannot do.
+    """
+    try:
+        lines = await _printed(native.mesh_server, ("--describe",), logs / "native-check.log", run=run)
+    except UserError:
+        return native
+    return replace(native, seals=_seals(_described(lines)))
+
+
+def _seals(described: Mapping[str, object]) -> bool:
+    return described.get("seals") is True
+
+
+async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: Path) -> Mapping[str, object]:
+    """Check and return what mesh-server reports about itself, or about the module. Raises ProgramFault."""
     what = module[0] if module else server
     lines = await _printed(server, ("--describe", *map(str, module)), log_file)
     described = _described(lines)
@@ -302,6 +329,7 @@ async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: 
             trouble=ProgramTrouble.VERSION,
             hint=f"make {MESH_PROGRAM} and {MESH_MODULE} from llama.cpp {pin.commit[:9]}, or {MESH_BUILD}",
         )
+    return described
 
 
 async def _version_of(program: Path, pin: Pin, log_file: Path) -> LlamaVersion:
@@ -352,6 +380,7 @@ async def _printed(
     *,
     env: Mapping[str, str] | None = None,
     hand_over: tuple[int, ...] = (),
+    run: RunToEnd = run_to_end,
 ) -> list[str]:
     """Run a program to its end; return the lines that it prints. Raises UserError if it fails."""
     lines: list[str] = []
@@ -365,7 +394,7 @@ async def _printed(
     )
     try:
         async with asyncio.timeout(SAY_SECONDS):
-            ended = await run_to_end(spec)
+            ended = await run(spec)
     except TimeoutError:
         what = f"`{program} {' '.join(words)}` did not end within {SAY_SECONDS:.0f} s: {_last(lines)}"
         raise ProgramFault(what, trouble=ProgramTrouble.FAILS, hint=MESH_BUILD) from None

@@ -42,6 +42,7 @@ from meshd.daemon.mesh_page import MeshPage
 from meshd.daemon.mesh_port import MeshPort
 from meshd.daemon.models import ModelExchange, Storage, gives_unbounded
 from meshd.daemon.native import (
+    asked_to_seal,
     check_native_once,
     choose_build,
     find_native,
@@ -381,9 +382,10 @@ class Daemon:
         if paths.native_bin is None:
             natives = natives_here(paths, head=head)
             run = runner(self._config.node.sandbox)
-            return await choose_build(
+            chosen = await choose_build(
                 natives, run, cache=paths.cache, logs=paths.logs, machine=machine_id(b"")
             )
+            return chosen if head else await asked_to_seal(chosen, run, paths.logs)
         native = find_native(paths, head=head)
         if native.mesh_server.parent != paths.native_bin.absolute() and not head:
             what = f"no {native.mesh_server.name}; {native.mesh_server} is used"

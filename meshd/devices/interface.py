@@ -33,7 +33,8 @@ class NativeBuild:
     """The programs in use: a head's llama-server and the module that it loads, a worker's mesh-server.
 
     `plain_rpc`: the version of llama.cpp's own protocol, which that llama-server speaks to rpc-servers
-    without meshd. `slower`: the names of devices that are the same card as a faster one.
+    without meshd. `slower`: the names of devices that are the same card as a faster one. `seals`: its
+    mesh-server has what sealing takes (`--describe`); False before anybody has asked it.
     """
 
     llama_server: Path
@@ -42,6 +43,7 @@ class NativeBuild:
     version: NativeVersion
     plain_rpc: str
     slower: tuple[str, ...] = ()
+    seals: bool = False
 
     @property
     def backends(self) -> tuple[str, ...]:

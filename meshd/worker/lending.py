@@ -58,7 +58,6 @@ from meshd.worker.leases import MAX_LEASES, Held, Lease, Ledger, lent
 from meshd.worker.lent_streams import NO_USE, Lending, LentStreams
 from meshd.worker.mesh_server import CHILD_NAME, AgreedLease, MeshServer
 from meshd.worker.missing_weights import MissingWeights, progress_to
-from meshd.worker.sealed_ways import seals
 from meshd.worker.worker_options import IS_PAUSED, Pause, WorkerOptions
 
 UNKNOWN_PIN = "unknown"
@@ -93,7 +92,7 @@ class Worker:
         self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=choose)
         self._device_trials = DeviceTrials(native, run_to_end, paths, machine=options.machine)
         self._trials_asked = Rates(TRIALS_ASKED)
-        self._seals = False
+        self._seals = native.seals and runtime.tunnels.plain is not None
         self._ledger = Ledger(limit=options.memory)
         self._running: dict[bytes, MeshServer] = {}
         self._streams = LentStreams(runtime.mesh, local=runtime.tunnels.local)
@@ -127,7 +126,6 @@ class Worker:
         """List the devices once, so that a wrong `--device` is reported at the start. Raises MeshdError."""
         for device in await self._listing.devices():
             LOG.info("device", device=device.name, kind=device.kind, free=device.free_bytes)
-        self._seals = await seals(self._runtime)
 
     async def serve(self) -> None:
         """Serve the content store, and hash the model files whenever one has changed before a lease."""

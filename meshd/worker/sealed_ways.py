@@ -6,7 +6,6 @@ tag; the other one awaits it for some seconds, once. Where that fails, results g
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,18 +14,16 @@ from typing import Self
 
 from meshd.base import log
 from meshd.base.errors import Broken, MeshdError
-from meshd.devices.interface import AwaitedConnection, PlainConnections, RoleRuntime, Tunnels
+from meshd.devices.interface import AwaitedConnection, PlainConnections, Tunnels
 from meshd.identity.keys import PeerId
 from meshd.identity.push_keys import PUSH_SECRET_BYTES, PUSH_TAG_BYTES, PushKeys
 from meshd.peer.interface import MetadataValue, Stream
-from meshd.process.interface import ChildSpec
 
 SEALED = "sealed"  # in the metadata of a stream that asks: who connects, a tag and a secret
 OPENER_CONNECTS, OTHER_CONNECTS = b"\x01", b"\x02"
 _SECRET_AT = 1 + PUSH_TAG_BYTES
 COME, NOT_COME = b"\x01", b"\x00"  # the other worker's only message on that stream
 MEET_SECONDS = 3.0
-_ASK_SECONDS = 10.0
 LOG = log.get("worker")
 
 
@@ -156,21 +153,3 @@ class SealedAnswer:
         if self._awaited is not None:
             self._awaited.close()
             self._awaited = None
-
-
-async def seals(runtime: RoleRuntime) -> bool:
-    """Ask mesh-server whether it was built with what sealing takes; False if nothing would use it."""
-    if runtime.tunnels.plain is None:
-        return False
-    lines: list[str] = []
-    argv = (str(runtime.native.mesh_server), "--describe")
-    spec = ChildSpec(
-        name="mesh-server check", argv=argv, log=runtime.paths.logs / "sealing.log", on_line=lines.append
-    )
-    try:
-        async with asyncio.timeout(_ASK_SECONDS):
-            await runtime.processes.run_to_end(spec)
-        described = json.loads("".join(lines))
-    except (MeshdError, TimeoutError, ValueError):
-        return False
-    return isinstance(described, dict) and described.get("seals") is True

@@ -10,9 +10,9 @@ from meshd.wire.versions import NativeVersion, mesh_protocol
 PIN = read_pin()
 
 
-def described(protocol: int = VERSION, ggml: str = PIN.version) -> str:
+def described(protocol: int = VERSION, ggml: str = PIN.version, more: str = "") -> str:
     """As mesh-server tells it."""
-    return f'{{"program": "it", "protocol": {protocol}, "ggml": "{ggml}"}}'
+    return f'{{"program": "it", "protocol": {protocol}, "ggml": "{ggml}"{more}}}'
 
 
 def says(release: str = f"{PIN.release}-dev", commit: str = "unknown") -> str:

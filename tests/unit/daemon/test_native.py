@@ -13,6 +13,7 @@ from meshd.daemon.native import (
     LlamaVersion,
     TriedBuild,
     TriedDevice,
+    asked_to_seal,
     check_native,
     check_native_once,
     choose,
@@ -122,6 +123,35 @@ def test_a_worker_asks_its_own_program_alone(tmp_path: Path) -> None:
     assert _check(native, tmp_path, head=False).version.pin == PIN.commit
 
 
+SEALS = [(', "seals": true', True), (', "seals": false', False), ("", False), (', "seals": 1', False)]
+
+
+@pytest.mark.parametrize(("more", "expected"), SEALS)
+@pytest.mark.parametrize("head", [True, False])
+def test_the_check_learns_whether_mesh_server_seals(
+    tmp_path: Path, more: str, expected: bool, head: bool
+) -> None:
+    native = named_programs(tmp_path, version=says(commit=PIN.commit), server=described(more=more))
+    assert _check(native, tmp_path, head=head).seals is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(described(more=more), expected) for more, expected in SEALS] + [("[]", False), ("no JSON", False)],
+)
+def test_a_build_that_is_not_checked_is_asked_whether_it_seals(
+    tmp_path: Path, text: str, expected: bool
+) -> None:
+    native = named_programs(tmp_path, version="none", server=text)
+    assert run(asked_to_seal(native, run_to_end, tmp_path)) == replace(native, seals=expected)
+
+
+def test_a_program_that_cannot_tell_whether_it_seals_does_not(tmp_path: Path) -> None:
+    native = named_programs(tmp_path, version="none")
+    native.mesh_server.write_text("#!/bin/sh\necho '{\"seals\": true}'\nexit 3\n")
+    assert run(asked_to_seal(native, run_to_end, tmp_path)) == native
+
+
 @pytest.mark.parametrize("program", ["mesh-server", "llama-server"])
 def test_a_program_that_fails(tmp_path: Path, program: str) -> None:
     native = named_programs(tmp_path, version=says())
@@ -163,6 +193,7 @@ class Remembering:
         for name in daemon_native.SEARCHED_FIRST:
             monkeypatch.delenv(name, raising=False)
         self.folder, self.asked, self.machine, self.head = folder, folder / "asked", "since noon", True
+        self.seals: bool | None = None  # as the last start has it
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.native = named_programs(self.bin, **({"version": says(commit=PIN.commit)} | named))
@@ -174,11 +205,11 @@ class Remembering:
         """Start, and return how many programs that asks."""
         self.asked.write_text("")
         passed = TrialCache(self.folder / "native-checks")
-        run(
+        self.seals = run(
             check_native_once(
                 self.native, pin=PIN, logs=self.folder, head=self.head, passed=passed, machine=self.machine
             )
-        )
+        ).seals
         return len(self.asked.read_text().split())
 
 
@@ -189,6 +220,15 @@ def test_a_second_start_asks_no_program(tmp_path: Path, monkeypatch: pytest.Monk
     assert [node.start(), node.start()] == [1, 0], "a worker needs one of them"
     node.machine = "since one o'clock"
     assert node.start() == 1
+
+
+@pytest.mark.parametrize("seals", [True, False])
+def test_a_second_start_knows_whether_mesh_server_seals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seals: bool
+) -> None:
+    node = Remembering(tmp_path, monkeypatch, server=described(more=f', "seals": {str(seals).lower()}'))
+    assert (node.start(), node.seals) == (4, seals)
+    assert (node.start(), node.seals) == (0, seals)
 
 
 def _touched(node: Remembering) -> None:

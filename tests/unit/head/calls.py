@@ -86,6 +86,7 @@ async def scene(
     folder: Path,
     plain: PlainConnections | None = None,
     *,
+    seals: bool = True,
     memory: int | None = None,
     threads: int | None = None,
     file: FakeFile | None = None,
@@ -95,7 +96,7 @@ async def scene(
         net = Net(owner)
         bench = Bench(net.mesh("worker"), folder)
         if plain is not None:
-            bench.connect_plainly(plain)
+            bench.connect_plainly(plain, seals=seals)
         options = WorkerOptions(memory=memory, threads=threads, machine="m")
         worker = Worker(bench.runtime, [file] if file else [], options, store)
         await worker.prepare()

@@ -120,9 +120,13 @@ class Bench:
     def _work_of(self, _pid: int) -> ProcessWork | None:
         return self.work() if self.work is not None else None
 
-    def connect_plainly(self, plain: PlainConnections) -> None:
-        """Give the runtime plain connections with other nodes, and a mesh-server that can seal."""
-        self.runtime = replace(self.runtime, tunnels=replace(self.runtime.tunnels, plain=plain))
+    def connect_plainly(self, plain: PlainConnections, *, seals: bool) -> None:
+        """Give the runtime plain connections with other nodes; `seals`: its mesh-server can."""
+        self.runtime = replace(
+            self.runtime,
+            native=replace(self.runtime.native, seals=seals),
+            tunnels=replace(self.runtime.tunnels, plain=plain),
+        )
 
     def mesh_end(self) -> MeshEnd:
         """Return the mesh end of a head whose model has no weights."""
@@ -147,9 +151,6 @@ class Bench:
             return await self._try(spec)
         if "--time-device" in spec.argv:
             return await self._time(spec)
-        if "--describe" in spec.argv:
-            spec.on_line('{"program": "mesh-server", "seals": true}')
-            return Ended(0, None, ())
         self.listings += 1
         await asyncio.sleep(self.listing_seconds)
         for line in self.device_lines:

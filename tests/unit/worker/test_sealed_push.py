@@ -16,7 +16,6 @@ from meshd.devices.interface import AwaitedConnection
 from meshd.identity.keys import PeerId
 from meshd.identity.push_keys import PushKeys
 from meshd.peer.interface import MetadataValue, Stream
-from meshd.process.interface import ChildSpec, Ended
 from meshd.wire.lease import Admit, Grant, Reached
 from meshd.worker.push_neighbours import ARRIVAL, SEALED_ARRIVAL, TAKEN
 from meshd.worker.sealed_ways import (
@@ -26,7 +25,6 @@ from meshd.worker.sealed_ways import (
     OPENER_CONNECTS,
     OTHER_CONNECTS,
     SEALED,
-    seals,
 )
 
 from tests.unit.head.calls import Call, Scene, scene
@@ -305,29 +303,10 @@ async def test_the_head_hears_whether_a_worker_can_seal(tmp_path: Path) -> None:
     async with sealing(tmp_path) as one:
         assert (await one.it.call().offer()).seals
     async with scene(tmp_path) as it:
-        assert not (await it.call().offer()).seals
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ('{"program": "mesh-server", "seals": true}', True),
-        ('{"program": "mesh-server", "seals": false}', False),
-        ('{"program": "mesh-server"}', False),
-        ("[]", False),
-        ("no JSON", False),
-    ],
-)
-async def test_a_program_is_asked_whether_it_seals(tmp_path: Path, line: str, expected: bool) -> None:
-    async def run_to_end(spec: ChildSpec) -> Ended:
-        assert spec.argv == ("mesh-server", "--describe") and spec.on_line is not None
-        spec.on_line(line)
-        return Ended(0, None, (line,))
-
-    async with sealing(tmp_path) as one:
-        runtime = one.it.bench.runtime
-        runtime = replace(runtime, processes=replace(runtime.processes, run_to_end=run_to_end))
-        assert await seals(runtime) is expected
+        assert not (await it.call().offer()).seals, "nothing would use it"
+    with closing(Port()) as port:
+        async with scene(tmp_path, port, seals=False) as it:
+            assert not (await it.call().offer()).seals
 
 
 async def test_a_connection_that_comes_too_late_is_cut(tmp_path: Path) -> None:
