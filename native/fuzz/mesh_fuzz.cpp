@@ -1,14 +1,18 @@
 // Feeds what works off a mesh-server's requests, in this process, with the sessions of a hostile head; one of 32 is
-// that of a hostile neighbour.
+// that of a hostile neighbour, and one of somebody who changes the sealed records of two neighbours.
 //
-//     mesh_fuzz [--frames N] [--seconds N] [--seed N] [--session N]
+//     mesh_fuzz [--frames N] [--seconds N] [--seed N] [--session N] [--records 1]
+//
+// `--records 1`: sessions with records alone, of which --frames are counted then.
 //
 // Frames are those of the protocol, made of valid operations and then damaged. Each session is made from the seed and
 // its number alone; when one crashes, `--seed S --session N` repeats it. The exit status is 1 when an undamaged frame
 // was refused.
 
 #include "mesh_neighbour.h"
+#include "mesh_records.h"
 #include "mesh_session.h"
+#include "sealing.h"
 
 #include "ggml-backend.h"
 
@@ -25,6 +29,7 @@ using namespace mesh;
 
 static uint64_t seed = 1;
 static uint64_t session = 0;
+static bool records_alone = false;
 static const mesh_session * running = nullptr;
 
 static void say_where() {
@@ -68,10 +73,12 @@ static std::vector<lent_device> with_threads(ggml_backend_t cpu) {
 static bool run_one(ggml_backend_t cpu, fuzz_totals & totals) {
     const std::vector<lent_device> devices = with_threads(cpu);
     const uint64_t from = seed * 1000003 + session;
-    if (session % 32 == 31) {
-        const std::string wrong = neighbour_session(from, totals.frames);
+    const bool has_records = records_alone || session % 32 == 15;
+    if (has_records || session % 32 == 31) {
+        const std::string wrong =
+            has_records ? records_session(from, totals.records) : neighbour_session(from, totals.frames);
         if (!wrong.empty()) {
-            std::fprintf(stderr, "a neighbour: %s", wrong.c_str());
+            std::fprintf(stderr, "%s: %s", has_records ? "records" : "a neighbour", wrong.c_str());
             say_where();
         }
         return !wrong.empty();
@@ -89,9 +96,9 @@ static void show(const fuzz_totals & totals, double elapsed) {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     std::printf("%" PRIu64 " frames, %.0f a second, %" PRIu64 " sessions, %" PRIu64 " graphs; accepted %" PRIu64
-                ", undamaged %" PRIu64 "; peak %ld MiB\n",
+                ", undamaged %" PRIu64 "; %" PRIu64 " sealed records%s; peak %ld MiB\n",
         totals.frames, static_cast<double>(totals.frames) / elapsed, session, totals.graphs, totals.accepted,
-        totals.valid, usage.ru_maxrss / 1024);
+        totals.valid, totals.records, can_seal() ? "" : " (no libcrypto)", usage.ru_maxrss / 1024);
 }
 
 int main(int argc, char ** argv) {
@@ -110,6 +117,8 @@ int main(int argc, char ** argv) {
         } else if (name == "--session") {
             session = value;
             one = true;
+        } else if (name == "--records") {
+            records_alone = value != 0;
         } else {
             std::fprintf(stderr, "unknown option %s\n", argv[i]);
             return 2;
@@ -132,7 +141,8 @@ int main(int argc, char ** argv) {
         wrong += run_one(cpu, totals) ? 1 : 0;
         session++;
         elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    } while (!one && wrong < 10 && totals.frames < frames && elapsed < static_cast<double>(seconds));
+    } while (!one && wrong < 10 && (records_alone ? totals.records : totals.frames) < frames &&
+             elapsed < static_cast<double>(seconds));
     show(totals, elapsed);
     ggml_backend_free(cpu);
     return wrong > 0 ? 1 : 0;

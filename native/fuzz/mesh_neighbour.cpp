@@ -4,6 +4,7 @@
 #include "operations.h"
 
 #include <csignal>
+#include <memory>
 #include <vector>
 
 #include <sys/socket.h>
@@ -97,12 +98,21 @@ static pushes make(dice & chance) {
     return made;
 }
 
-// In pieces of any size, as they may come
-static void send_all(dice & chance, int socket, const blob & bytes) {
+static std::shared_ptr<const sealing_keys> keys_of(uint8_t sending, uint8_t receiving) {
+    auto keys = std::make_shared<sealing_keys>();
+    keys->sending.fill(sending);
+    keys->receiving.fill(receiving);
+    return keys;
+}
+
+// In pieces of any size, as they may come; sealed or as they are
+static void send_all(dice & chance, int socket, const blob & bytes, carrier * by) {
     size_t done = 0;
     while (done < bytes.size()) {
         const size_t left = bytes.size() - done;
-        const ssize_t n = send(socket, bytes.data() + done, 1 + chance.below(left), MSG_NOSIGNAL);
+        const size_t piece = 1 + chance.below(left);
+        const ssize_t n = by != nullptr ? by->send_some(socket, bytes.data() + done, piece)
+                                        : send(socket, bytes.data() + done, piece, MSG_NOSIGNAL);
         if (n <= 0) {
             break; // refused already
         }
@@ -118,9 +128,12 @@ std::string neighbour_session(uint64_t seed, uint64_t & frames) {
         return "no socketpair";
     }
     const pushes made = make(chance);
-    neighbours us({ { NUMBER, ends[0], chance.one_in(2) } });
+    const bool is_sealed = chance.one_in(2) && can_seal();
+    const bool is_direct = chance.one_in(2) || is_sealed;
+    neighbours us({ { NUMBER, ends[0], is_direct, is_sealed ? keys_of(1, 2) : nullptr } });
     frames += made.whole.size() + (made.damaged ? 1 : 0);
-    send_all(chance, ends[1], made.bytes);
+    const auto sealer = is_sealed ? make_sealed(*keys_of(2, 1)) : nullptr;
+    send_all(chance, ends[1], made.bytes, sealer.get());
     try {
         for (const auto & one : made.whole) {
             const blob taken = one.is_summand ? us.take_summand(NUMBER, one.token)

@@ -8,4 +8,5 @@ struct fuzz_totals {
     uint64_t graphs = 0;   // of them
     uint64_t accepted = 0; // frames that were not refused
     uint64_t valid = 0;    // frames without damage
+    uint64_t records = 0;  // sealed ones
 };

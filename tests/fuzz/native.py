@@ -1,4 +1,4 @@
-"""Hostile sessions for mesh-server: `python -m tests.fuzz.native [--frames N | --seconds N] [--seed S]`.
+"""Hostile sessions for mesh-server: `python -m tests.fuzz.native [--seconds N] [--seed S]`, or `--frames N`.
 
 Builds native/fuzz with ASan and UBSan into the user's cache (about four minutes on two cores, once for each
 state of the sources), then runs it. What it finds it prints, with the session that repeats it; the exit code
@@ -56,10 +56,12 @@ def main() -> int:
     parser.add_argument("--frames", type=int, help="until so many were sent")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"else so long (default: {SECONDS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of all sessions (default: {SEED})")
+    parser.add_argument("--records", action="store_true", help="sealed records alone")
     options = parser.parse_args()
     binary = asyncio.run(_build(find_cache(os.environ)))
     until = ["--frames", options.frames] if options.frames else ["--seconds", options.seconds]
-    return subprocess.run([binary, *map(str, until), "--seed", str(options.seed)], check=False).returncode
+    words = [*until, "--seed", options.seed, "--records", int(options.records)]
+    return subprocess.run([binary, *map(str, words)], check=False).returncode
 
 
 if __name__ == "__main__":
