@@ -147,6 +147,11 @@ class WorkerBackoff:
         """Return True if these two are kept apart."""
         return frozenset((first, other)) in self._apart
 
+    def apart(self, names: Mapping[PeerId, str]) -> frozenset[frozenset[str]]:
+        """Return the pairs that are kept apart, as the workers are named here."""
+        pairs = [pair for pair in self._apart if pair <= names.keys()]
+        return frozenset(frozenset(names[peer] for peer in pair) for pair in pairs)
+
 
 def _doubled(first: float, times: int, most: float) -> float:
     """Double `first` so many times; nothing before it begins."""

@@ -46,7 +46,7 @@ class End:
     def __init__(self) -> None:
         self._known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._reported = ""
+        self._is_reported = False
         self._error: MeshdError | None = None
 
     @property
@@ -70,9 +70,9 @@ class End:
         if not self._seen.done():
             self._seen.set_result(why)
 
-    def reported(self, why: str) -> None:
-        """Note a worker that llama-server says it lost: it beats what was seen, and not a lease's word."""
-        self._reported = why
+    def reported(self) -> None:
+        """Note that llama-server has told why it ended: that beats what was seen, and is said in a moment."""
+        self._is_reported = True
 
     async def word_of_a_lease(self) -> None:
         """Give a lease a moment to say it."""
@@ -82,11 +82,11 @@ class End:
         """Wait for the end; return the best reason. Raises what was given to `fail`."""
         await asyncio.wait([self._known, self._seen], return_when=asyncio.FIRST_COMPLETED)
         await self.word_of_a_lease()
+        if self._is_reported:
+            await self._known  # its moment began later, and who is to blame is found out after that
         if self._error is not None:
             raise self._error
-        if self._known.done():
-            return self._known.result()
-        return self._reported or self._seen.result()
+        return self._known.result() if self._known.done() else self._seen.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,8 @@ class Run:
         (own, excluded), found = looking.result()
         offers = self._leases.offers(workers)
         model = self._model
-        machines = found.machines(offers, own, model.plain_rpc, excluded)
+        apart = self._history.roster.backoff.apart(names)
+        machines = replace(found.machines(offers, own, model.plain_rpc, excluded), apart=apart)
         try:
             split = await asyncio.to_thread(plan_model, model.layers, self._work, machines, self._options)
         except UserError as error:
@@ -435,7 +436,7 @@ class Run:
         self._on_progress(over.why)  # nobody is to be sent to it meanwhile
         self.crashed = self.loaded and over.crashed and not over.endpoint and not self.end.known
         if over.endpoint or over.crashed:
-            self.end.reported(over.why)
+            self.end.reported()
         # 1. A lost worker may have caused it: give the leases a moment. A worker's own word counts first.
         if not over.from_outside:
             await self.end.word_of_a_lease()

@@ -6,14 +6,15 @@ worker holds what is not divided (norms, and the output of a tied model), and al
 The head keeps the embeddings, and samples. What such a plan is predicted to do: tensor_prediction.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from meshd.base.units import in_number
 from meshd.model.layers import ModelLayers, compute_bound
 from meshd.plan.by_memory import share_out
 from meshd.plan.over_offers import MOST
-from meshd.plan.reasons import ByTensors, Reason
+from meshd.plan.reasons import ByTensors, Reason, names_of
 from meshd.plan.split import DeviceShare, NoSplit, Plan
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
@@ -28,13 +29,21 @@ def for_layers(options: HeadOptions) -> HeadOptions:
     return replace(options, devices=("none",), output="worker", min_workers=options.min_workers or 2)
 
 
-def by_tensors(layers: ModelLayers, plan: Plan, options: HeadOptions, by_speed: Sequence[float] = ()) -> Plan:
+def by_tensors(
+    layers: ModelLayers,
+    plan: Plan,
+    options: HeadOptions,
+    by_speed: Sequence[float] = (),
+    *,
+    apart: Collection[frozenset[str]] = (),
+) -> Plan:
     """Return the plan with each layer on all of its workers. Raises NoSplit with the reason why not.
 
-    Shares are those of `--tensor-split`, else `by_speed`, if these are given and fit, else equal.
+    Shares are those of `--tensor-split`, else `by_speed`, if these are given and fit, else equal. `apart`: as
+    in Machines; all sums of such a pair would cross the head.
     """
     # 1. What is needed of the plan, the model and the options.
-    if why := _why_not(layers, plan, options):
+    if why := _why_not(layers, plan, options) or _are_apart(plan, apart):
         raise NoTensorSplit(why)
     micro_batch = read_llama_args(options.llama_args).micro_batch
     shape = plan.shape if micro_batch else replace(plan.shape, micro_batch=max(MOST, plan.shape.parallel))
@@ -108,6 +117,17 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
         return f"`{args.ranking}` has not been tried with it"
     if not options.push:
         return "the workers have to reach each other, and `no_push` is set"
+    return ""
+
+
+def _are_apart(plan: Plan, apart: Collection[frozenset[str]]) -> str:
+    """Name two of its workers that exchange nothing directly any more; empty: all do."""
+    for pair in combinations([share.device.node for share in plan.taking], 2):
+        if frozenset(pair) in apart:
+            return (
+                f"{names_of(pair)} exchange nothing directly any more, as one of the two ended a lease "
+                "before, and it is unknown which"
+            )
     return ""
 
 

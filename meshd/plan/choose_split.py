@@ -162,7 +162,8 @@ def _plan_tensors(
             layers, work, machines, replace(for_layers(options), split="always", tensor_split=())
         )
         predictor = PlanPredictor(layers, work, found.machines, options)
-        plan = by_tensors(layers, found.plan, options, predictor.tensor_shares(found.plan))
+        by_speed = predictor.tensor_shares(found.plan)
+        plan = by_tensors(layers, found.plan, options, by_speed, apart=machines.apart)
         return replace(found, plan=plan, options=options, outcome=predictor.predict(plan))
     except (NoSplit, Refused) as error:
         otherwise = plan_model(layers, work, machines, replace(options, split="layers"))

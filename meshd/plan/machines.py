@@ -86,6 +86,7 @@ class Machines:
     `unmeasured`: why a node does not tell the speed of a device.
     `lacking`: the share of the model's layers that a node has not, by node, where that is known.
     `to_measure`: nodes with devices whose speed is estimated, until they are measured.
+    `apart`: pairs of nodes that exchange nothing directly any more.
     """
 
     offers: tuple[NodeOffer, ...]
@@ -97,6 +98,7 @@ class Machines:
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, float] = field(default_factory=dict)
     to_measure: frozenset[str] = frozenset()
+    apart: frozenset[frozenset[str]] = frozenset()
 
     @property
     def own_able(self) -> list[OfferedDevice]:

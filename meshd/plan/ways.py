@@ -112,7 +112,8 @@ def _planned(layers: ModelLayers, machines: Machines, options: HeadOptions, pred
     """Plan by tensors over all of these workers. Raises UserError, Refused."""
     free = replace(for_layers(options), split="always", tensor_split=(), layers=(), min_workers=0)
     plan, _ = plan_over(layers, replace(machines, plain_rpc=()), free)
-    return by_tensors(layers, plan, replace(options, tensor_split=()), predictor.tensor_shares(plan))
+    by_speed = predictor.tensor_shares(plan)
+    return by_tensors(layers, plan, replace(options, tensor_split=()), by_speed, apart=machines.apart)
 
 
 def _advice(

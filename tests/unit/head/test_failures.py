@@ -271,6 +271,8 @@ def test_pairs_stay_apart_and_few_are_remembered() -> None:
     assert not backoff.are_apart(BAD.peer, peers[0])
     assert backoff.are_apart(BAD.peer, peers[1]) and backoff.are_apart(peers[-1], BAD.peer)
     assert not backoff.are_apart(peers[1], peers[2])
+    names = {BAD.peer: "bad", peers[0]: "forgotten", peers[1]: "good"}
+    assert backoff.apart(names) == {frozenset({"bad", "good"})}
 
 
 @pytest.mark.parametrize(

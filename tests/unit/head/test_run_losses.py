@@ -285,6 +285,20 @@ async def test_one_that_ends_a_push_does_not_have_the_other_left_out(tmp_path: P
         assert parts["b"] == WHY_APART
 
 
+async def test_what_the_gateway_sees_first_is_both_ones_doing_all_the_same(tmp_path: Path) -> None:
+    """An open answer breaks, and llama-server says why a moment later."""
+    async with stage(tmp_path) as it:
+        attack = Attack(it, loaded=True)
+        assert await attack.life() == {"a", "b"} and attack.pushes()
+        attack.connect()
+        told = asyncio.ensure_future(attack.serve.upstream_broke("the connection was closed"))
+        await asyncio.sleep(0.1)
+        await attack.lost(attack.first, NAMES_THE_OTHER[0].format(1))
+        assert (await told).startswith("llama-server lost worker a: it says: lost neighbour 1")
+        assert ends(attack.serve, attack.first, attack.second) == [1, 1]
+        assert await attack.life() == {"a", "b"} and not attack.pushes()
+
+
 @pytest.mark.parametrize("why", ["it ended", "it says: lost neighbour 7: it ended"])
 async def test_what_is_certain_is_one_workers_doing(tmp_path: Path, why: str) -> None:
     """It names nobody, or nobody who is there."""

@@ -127,6 +127,16 @@ def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
     assert "each with one device" in _why([two, offer("b", 16)])
 
 
+def test_workers_that_exchange_nothing_any_more_have_whole_layers() -> None:
+    three = machines([offer("a", 16), offer("b", 16), offer("c", 16)], {})
+    found = planned(replace(three, apart=frozenset({frozenset("bc")})))
+    assert not found.plan.by_tensors
+    why = next(reason for reason in found.plan.reasons if isinstance(reason, NotByTensors))
+    assert "`b` and `c` exchange nothing directly any more" in str(why)
+    others = frozenset({frozenset("bc"), frozenset("ad")})
+    assert planned(replace(TWO, apart=others)).plan.by_tensors, "of those that take part, none are apart"
+
+
 def test_a_worker_without_room_for_its_half_is_named() -> None:
     room = sum(LLAMA.layers) / GIB
     assert "b CPU has" in _why([offer("a", 16), offer("b", room / 2)])
