@@ -229,6 +229,9 @@ STRANGERS_OF_ADDRESS = Share(
 PLAIN_AWAITED = Share(
     "plain connections for sealed pushes that are awaited at the mesh port", 64, "node", "none is offered"
 )
+PLAIN_AWAITED_OF_PEER = Share(
+    "plain connections for sealed pushes that are awaited from one neighbour", 8, "peer", "none is offered"
+)
 STUN_ANSWERS = Rate(
     "answers to STUN requests over UDP", 32.0, 512.0, "address", "further requests are ignored"
 )

@@ -60,9 +60,9 @@ class MeshPortConnections:
             raise Broken(f"cannot connect: {(error.strerror or 'timed out').lower()}") from None
         return end
 
-    def expect(self, tag: bytes) -> Awaited:
-        """Await a connection at the mesh port. Raises Refused."""
-        return self._awaited.expect(tag)
+    def expect(self, peer: PeerId, tag: bytes) -> Awaited:
+        """Await a connection of the peer at the mesh port. Raises Refused."""
+        return self._awaited.expect(peer, tag)
 
     def _paths(self, peer: PeerId) -> tuple[PathStatus, ...]:
         return next((status.paths for status in self._mesh.peers() if status.peer == peer), ())

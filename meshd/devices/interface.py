@@ -203,8 +203,8 @@ class PlainConnections(Protocol):
         """Connect to the peer, which awaits the tag. Raises Broken."""
         ...
 
-    def expect(self, tag: bytes) -> AwaitedConnection:
-        """Await a connection with this tag for some seconds. Raises Refused if too many are awaited."""
+    def expect(self, peer: PeerId, tag: bytes) -> AwaitedConnection:
+        """Await a connection of the peer with this tag for some seconds. Raises Refused if too many are."""
         ...
 
 

@@ -57,7 +57,7 @@ class SealedOffer:
         self._connects = self._plain.reaches(self._peer)
         if not self._connects:
             try:
-                self._awaited = self._plain.expect(self._tag)
+                self._awaited = self._plain.expect(self._peer, self._tag)
             except MeshdError:
                 self._is_made = False
                 return {}
@@ -121,7 +121,7 @@ class SealedAnswer:
         self._connects = who == OTHER_CONNECTS and plain.is_direct(peer) and plain.reaches(peer)
         if who == OPENER_CONNECTS:
             with suppress(MeshdError):
-                self._awaited = plain.expect(tag)
+                self._awaited = plain.expect(peer, tag)
 
     @classmethod
     def of(cls, plain: PlainConnections, peer: PeerId, offered: MetadataValue | None) -> Self | None:

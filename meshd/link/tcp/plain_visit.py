@@ -10,7 +10,8 @@ from contextlib import suppress
 from socket import socket
 
 from meshd.base.errors import Broken, Refused
-from meshd.base.peer_limits import PLAIN_AWAITED
+from meshd.base.peer_limits import PLAIN_AWAITED, PLAIN_AWAITED_OF_PEER
+from meshd.identity.keys import PeerId
 
 PLAIN = b"meshd.1\n"  # how such a connection begins; TLS begins with 0x16, STUN with a zero, HTTP with a G
 TAG_BYTES = 16
@@ -21,8 +22,8 @@ AWAITED_SECONDS = 5.0
 class Awaited:
     """A connection that may come once, within AWAITED_SECONDS. Close it in the end."""
 
-    def __init__(self, awaiting: "AwaitedConnections", tag: bytes) -> None:
-        self.tag = tag
+    def __init__(self, awaiting: "AwaitedConnections", peer: PeerId, tag: bytes) -> None:
+        self.peer, self.tag = peer, tag
         self._awaiting = awaiting
         self._end: socket | None = None
         self._settled = asyncio.Event()
@@ -66,12 +67,13 @@ class AwaitedConnections:
     def __init__(self) -> None:
         self._all: list[Awaited] = []
 
-    def expect(self, tag: bytes) -> Awaited:
-        """Await a connection with this tag. Raises Refused if too many are awaited."""
+    def expect(self, peer: PeerId, tag: bytes) -> Awaited:
+        """Await a connection of this peer with this tag. Raises Refused if too many are awaited."""
         self._all = [awaited for awaited in self._all if not awaited.is_late]
-        if len(self._all) >= PLAIN_AWAITED.most:
+        of_peer = sum(awaited.peer == peer for awaited in self._all)
+        if len(self._all) >= PLAIN_AWAITED.most or of_peer >= PLAIN_AWAITED_OF_PEER.most:
             raise Refused("too many connections are awaited", code="busy")
-        awaited = Awaited(self, tag)
+        awaited = Awaited(self, peer, tag)
         self._all.append(awaited)
         return awaited
 

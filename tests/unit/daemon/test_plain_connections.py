@@ -117,6 +117,6 @@ async def test_a_path_that_has_changed_meanwhile_is_not_dialled() -> None:
 async def test_what_is_awaited_is_awaited_at_the_port() -> None:
     awaited = AwaitedConnections()
     found = MeshPortConnections(cast(Mesh, Paths(FAST)), awaited)
-    one = found.expect(TAG)
+    one = found.expect(NODE.peer, TAG)
     assert awaited.find(TAG) is one
     one.close()

@@ -73,7 +73,7 @@ class Port:
         self.connected.append((peer, tag))
         return self.ours
 
-    def expect(self, tag: bytes) -> AwaitedConnection:
+    def expect(self, _peer: PeerId, tag: bytes) -> AwaitedConnection:
         if self.is_full:
             raise Refused("too many connections are awaited", code="busy")
         awaited = self.awaited[tag] = Awaited(None if self.comes_not else self.ours)

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 from meshd.base.errors import Broken, Refused
-from meshd.base.peer_limits import PLAIN_AWAITED
+from meshd.base.peer_limits import PLAIN_AWAITED, PLAIN_AWAITED_OF_PEER
+from meshd.identity.keys import PeerId
 from meshd.link.tcp import plain_visit
 from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.link.tcp.plain_visit import PLAIN, TAG_BYTES, AwaitedConnections
@@ -18,6 +19,7 @@ from tests.conformance.links import serving
 from tests.conformance.nodes import TestMesh
 
 TAG = b"a tag of 16 byte"
+PEER = PeerId(bytes(range(32)))
 
 
 @asynccontextmanager
@@ -65,7 +67,7 @@ async def is_turned_away(end: socket.socket) -> bool:
 async def test_what_is_awaited_is_given_to_who_awaits_it(cut: int, tag: bytes) -> None:
     async with listening() as listener:
         loop = asyncio.get_running_loop()
-        awaited = listener.plain.expect(tag)
+        awaited = listener.plain.expect(PEER, tag)
         greeting = PLAIN + tag
         with await come(listener, *filter(None, (greeting[:cut], greeting[cut:]))) as end:
             with await awaited.taken() as taken:
@@ -104,7 +106,7 @@ async def test_who_sends_anything_else_is_turned_away(
 ) -> None:
     monkeypatch.setattr(plain_visit, "AWAITED_SECONDS", 1.0)
     async with listening() as listener:
-        awaited = listener.plain.expect(TAG)
+        awaited = listener.plain.expect(PEER, TAG)
         end = await come(listener, greeting)
         if greeting != b"mesh":  # which may be the beginning of a good one
             assert await is_turned_away(end)
@@ -115,7 +117,7 @@ async def test_who_sends_anything_else_is_turned_away(
 
 async def test_a_tag_is_good_for_one() -> None:
     async with listening() as listener:
-        awaited = listener.plain.expect(TAG)
+        awaited = listener.plain.expect(PEER, TAG)
         with await come(listener, PLAIN + TAG) as first, await awaited.taken():
             assert await is_turned_away(await come(listener, PLAIN + TAG))
             assert first.fileno() >= 0
@@ -124,7 +126,7 @@ async def test_a_tag_is_good_for_one() -> None:
 async def test_who_comes_late_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_visit, "AWAITED_SECONDS", 0.0)
     async with listening() as listener:
-        awaited = listener.plain.expect(TAG)
+        awaited = listener.plain.expect(PEER, TAG)
         with pytest.raises(Broken, match="in time"):
             await awaited.taken()
         assert await is_turned_away(await come(listener, PLAIN + TAG))
@@ -132,7 +134,7 @@ async def test_who_comes_late_is_turned_away(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_what_nobody_takes_is_closed() -> None:
     async with listening() as listener:
-        awaited = listener.plain.expect(TAG)
+        awaited = listener.plain.expect(PEER, TAG)
         end = await come(listener, PLAIN + TAG)
         awaited.close()
         assert await is_turned_away(end)
@@ -145,7 +147,7 @@ async def test_the_port_takes_links_as_well() -> None:
     listener = TcpListener(far.now, host="127.0.0.1")
     listener.open()
     async with serving(listener) as (accepted, _):
-        listener.plain.expect(TAG)
+        listener.plain.expect(PEER, TAG)
         place = trusted([Candidate("127.0.0.1", listener.port)])
         link = await TcpDialer(near.now).dial(far.peer, place)
         assert (await accepted.get()).info.peer == near.peer
@@ -154,11 +156,28 @@ async def test_the_port_takes_links_as_well() -> None:
 
 async def test_so_many_are_awaited_and_no_more() -> None:
     waiting = AwaitedConnections()
-    many = [waiting.expect(bytes([number]) * TAG_BYTES) for number in range(PLAIN_AWAITED.most)]
+    tags = [bytes([number]) * TAG_BYTES for number in range(PLAIN_AWAITED.most)]
+    many = [waiting.expect(PeerId(tag * 2), tag) for tag in tags]
     with pytest.raises(Refused):
-        waiting.expect(TAG)
+        waiting.expect(PEER, TAG)
     many[3].close()
-    again = waiting.expect(TAG)
-    assert waiting.find(TAG) is again and waiting.find(bytes([3]) * TAG_BYTES) is None
+    again = waiting.expect(PEER, TAG)
+    assert waiting.find(TAG) is again and waiting.find(tags[3]) is None
     for awaited in (*many, again):
         awaited.close()
+
+
+async def test_one_peer_has_a_share_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = AwaitedConnections()
+    tags = [bytes([number]) * TAG_BYTES for number in range(PLAIN_AWAITED_OF_PEER.most + 2)]
+    many = [waiting.expect(PEER, tag) for tag in tags[:-2]]
+    with pytest.raises(Refused):
+        waiting.expect(PEER, TAG)
+    other = waiting.expect(PeerId(bytes(32)), tags[-2])
+    assert waiting.find(tags[-2]) is other, "others have theirs"
+    many[0].close()
+    waiting.expect(PEER, tags[-1])
+    with pytest.raises(Refused):
+        waiting.expect(PEER, TAG)
+    monkeypatch.setattr(plain_visit.Awaited, "is_late", True)
+    waiting.expect(PEER, TAG)  # what is late counts no more
