@@ -562,6 +562,7 @@ class ClaimedWorker(ClaimedRole):
             is_busy=lambda: worker.is_computing,
             is_lending=lambda: worker.is_lending,
             lacks=worker.lacks,
+            may_seal=worker.may_seal,
             computed=lambda peer, lease_id, spans: computed_for(
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),

@@ -33,7 +33,7 @@ from meshd.wire.capacity import (
     Measuring,
     decode,
 )
-from meshd.wire.lease import OfferedDevice
+from meshd.wire.lease import OfferedDevice, as_bits
 from meshd.wire.limits import MAX_CAPACITY_PATHS
 
 WORDLESS_SECONDS = 15.0  # without any message
@@ -176,14 +176,16 @@ class CapacityTeller:
         is_lending: Callable[[], bool] = lambda: False,
         computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
         lacks: Callable[[bytes], bytes] = lambda _marks: b"",
+        may_seal: Callable[[PeerId], bool] = lambda _peer: False,
     ) -> None:
         """Register the service.
 
         `devices` lists what can be lent now. `is_busy`: the devices compute for somebody, or did a moment
         ago. `is_lending`: leases occupy memory of the devices. `lacks` returns a bit for each tensor mark,
-        set if the tensor is missing here.
+        set if the tensor is missing here. `may_seal`: mesh-servers could exchange sealed data with its own.
         """
         self._mesh = mesh
+        self._may_seal = may_seal
         self._computed = computed
         self._lacks = lacks
         self._speeds = speeds
@@ -239,12 +241,13 @@ class CapacityTeller:
         if asked.measure and not busy:
             await self._prober.probe(other.peer for other in self._mesh.peers() if other.role == WORKER_ROLE)
         # The answer.
+        paths = measured_paths(self._mesh.peers())
         answer = Capacity(
             devices=tuple(
                 MeasuredDevice(device, self._speeds.known(device, asked.timed)) for device in devices
             ),
             machine=self._machine,
-            paths=measured_paths(self._mesh.peers()),
+            paths=paths,
             busy=busy,
             cpu_share=self._speeds.cpu_share,
             core_set=self._speeds.core_set,
@@ -252,6 +255,7 @@ class CapacityTeller:
                 peer, asked.lease, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]
             ),
             lacks=self._lacks(asked.marks) if asked.marks else b"",
+            sealable=as_bits([self._may_seal(PeerId(path.peer)) for path in paths]),
         )
         await messages.send(answer.encode())
 

@@ -37,7 +37,7 @@ from meshd.plan.wishes import HeadOptions
 from meshd.process.interface import RunToEnd
 from meshd.rpc import probe
 from meshd.wire.capacity import WHOLE_SHARE, Capacity
-from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer
+from meshd.wire.lease import LEASE_ID_BYTES, OfferedDevice, WorkerOffer, from_bits
 
 LENDS_NOTHING = "it serves a model, and lends nothing"
 
@@ -125,6 +125,7 @@ class Surveyor:
         self._mesh = runtime.mesh
         self._prober = PathProber(runtime.mesh)
         self._options = options
+        self._always_compressed = runtime.tunnels.always_compressed
         self._listing = Listing(native, run_to_end, paths, machine=options.machine, choose=tuple)
         self._speeds = speeds
         self._lendable = lendable
@@ -300,9 +301,13 @@ class Surveyor:
                 speeds[node, offered.device.name] = DeviceSpeed(
                     offered.times, share=share, cores=capacity.core_set
                 )
-            for path in capacity.paths:
+            sealable = from_bits(capacity.sealable, len(capacity.paths))
+            for number, path in enumerate(capacity.paths):
                 if path.peer in by_id:
-                    paths[node, by_id[path.peer]] = DevicePath(path.rtt_us / 1e6, path.rate or None)
+                    seals = sealable[number] and not self._always_compressed
+                    paths[node, by_id[path.peer]] = DevicePath(
+                        path.rtt_us / 1e6, path.rate or None, seals=seals
+                    )
         return MachineSpeeds(speeds, paths, answers, unmeasured, frozenset(to_measure))
 
 

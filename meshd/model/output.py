@@ -30,12 +30,14 @@ _GAIN = 0.8  # share of the head's time that makes the worker worth it, as these
 class DevicePath:
     """The path from the head to a device: round trip in seconds, bytes per second (None: unknown).
 
-    `is_loopback`: its node is on the head's machine.
+    `is_loopback`: its node is on the head's machine. `seals`: from worker to worker, as the
+    first one sees it, sums could cross sealed, past both daemons.
     """
 
     rtt: float
     rate: float | None = None
     is_loopback: bool = False
+    seals: bool = False
 
     def seconds(self, count: int) -> float:
         """Return the seconds for `count` bytes after a pause, without the round trip."""

@@ -40,8 +40,9 @@ class SumMember:
 class PairWay:
     """Describe the path between two of so many `members` of sums.
 
-    `software`: of both ends; `between`: of their daemons. `is_known`: the round trip was measured; else that
-    of the longer path to the head is taken. `is_rated`: the rate was measured, or follows: where all of the
+    `software`: of both ends; `between`: of their daemons, 0 where sums go past them: on one machine, or
+    sealed where both ends say that they can. `is_known`: the round trip was measured; else that of the longer
+    path to the head is taken. `is_rated`: the rate was measured, or follows: where all of the
     paths are near, as through one switch, it is the lower one of both to the head.
     """
 
@@ -63,7 +64,7 @@ class PairWay:
 def ways_between(
     members: Sequence[SumMember], paths: Mapping[tuple[str, str], DevicePath], hop: float
 ) -> tuple[PairWay, ...]:
-    """Describe each pair; `hop`: of a message between two daemons."""
+    """Describe each pair; `hop`: of a message between two daemons, where sums cross them."""
     return tuple(_way(first, second, paths, len(members), hop) for first, second in combinations(members, 2))
 
 
@@ -89,7 +90,9 @@ def _way(
         is_near = all(path.rtt < SWITCHED_SECONDS for path in (*both, *to_head))
         is_rated = bool(both) and len(rates) == len((first, second)) and is_near
     path = DevicePath(rtt, min(rates, default=None))
-    return PairWay(ends, path, members, software, hop, is_known=bool(both), is_rated=is_rated)
+    seals = len(both) == len(ends) and all(path.seals for path in both)
+    between = 0.0 if seals else hop
+    return PairWay(ends, path, members, software, between, is_known=bool(both), is_rated=is_rated)
 
 
 def divided_seconds(seconds: float, share: float, layers: int, *, is_gpu: bool, is_prompt: bool) -> float:

@@ -48,6 +48,7 @@ MAX_SPANS = 4
 MAX_SPAN_US = 86_400_000_000  # a day
 _MOST_RTT_US = 60_000_000
 _MOST_RATE = 1 << 50
+Sealable = Annotated[bytes, AtMost(MAX_CAPACITY_PATHS // 8)]  # a bit for each path
 _TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")  # they become arguments of a program
 _SpanUs = Annotated[int, Between(0, MAX_SPAN_US)]
 
@@ -167,7 +168,8 @@ class Capacity(Message, tag="capacity"):
     `cpu_share`: the share of its usable cores, in thousandths, with which its CPU computes; `core_set`: the
     same for nodes of a machine that may use the same ones, empty for all. `computed`: of each span that was
     asked for; nothing where there is no lease, or nobody knows. `lacks`: a bit for each of the marks, set
-    where nothing of that content is here; nothing while that is not known.
+    where nothing of that content is here; nothing while that is not known. `sealable`: a bit for each of
+    `paths`, set where mesh-servers could exchange sealed data past both daemons, as this node sees it.
     """
 
     devices: Annotated[
@@ -181,6 +183,7 @@ class Capacity(Message, tag="capacity"):
     computed: Annotated[tuple[Annotated[ComputedSpan, ROW], ...], Items(MAX_SPANS), OR_NULL] = ()
     core_set: Annotated[str, Text(CORE_SET_LETTERS), OR_NULL] = ""
     lacks: Lacks = b""
+    sealable: Sealable = b""
 
 
 CapacityMessage = AskCapacity | Measuring | Capacity

@@ -163,6 +163,11 @@ class Worker:
             for server in self._running.values()
         )
 
+    def may_seal(self, peer: PeerId) -> bool:
+        """Say whether a mesh-server here could exchange sealed data with one of this worker."""
+        plain = self._runtime.tunnels.plain if self._seals else None
+        return plain is not None and plain.is_direct(peer)
+
     @property
     def servers(self) -> Collection[MeshServer]:
         """The running mesh-servers, one for each lease."""

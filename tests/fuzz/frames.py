@@ -265,6 +265,7 @@ TARGETS = (
                 "m" * 32,
                 (capacity.MeasuredPath(bytes(32), 850, 0),),
                 lacks=b"\x03",
+                sealable=b"\x01",
             ),
         ),
         _reader(capacity.decode),

@@ -29,6 +29,7 @@ class Teller:
         self.busy = self.lends = False
         self.here: set[bytes] = set()  # marks of tensors
         self.computed: tuple[ComputedSpan, ...] = ()  # what its leases have computed, by their word
+        self.seals_with: set[PeerId] = set()
         self.asked_spans: list[tuple[object, ...]] = []
         self.listed: list[bool] = []  # whether the last listing would do
         self.devices: Sequence[OfferedDevice] = (CPU,)
@@ -43,6 +44,7 @@ class Teller:
             is_lending=lambda: self.lends,
             computed=self._computed,
             lacks=lambda marks: as_bits([one not in self.here for one in split_marks(marks)]),
+            may_seal=self.seals_with.__contains__,
         )
 
     def _computed(

@@ -31,6 +31,7 @@ from meshd.wire.lease import OfferedDevice, mark
 from meshd.worker.leases import Ledger
 
 from tests.conformance.run import run
+from tests.unit.admin.test_snapshot import path
 from tests.unit.devices.capacity_scene import CPU, KINDS, Scene, scene
 from tests.unit.head.rig import Bench
 from tests.unit.plan.plain_options import PLAIN
@@ -47,10 +48,16 @@ OPTIONS = replace(PLAIN, node_name="head", machine="machine of head")
 
 
 def surveyor(
-    it: Scene, folder: Path, options: HeadOptions = OPTIONS, lendable: Lendable = tuple
+    it: Scene,
+    folder: Path,
+    options: HeadOptions = OPTIONS,
+    lendable: Lendable = tuple,
+    *,
+    compressed: bool = False,
 ) -> tuple[Surveyor, Bench]:
     bench = Bench(it.head, folder)
-    runtime = bench.runtime
+    tunnels = replace(bench.runtime.tunnels, always_compressed=compressed)
+    runtime = replace(bench.runtime, tunnels=tunnels)
     paths = replace(runtime.paths, speed_cache=folder / "speeds of head")
     speeds = DeviceSpeeds(
         runtime.native, runtime.processes.run_to_end, paths, machine="machine of head", threads=1
@@ -69,6 +76,23 @@ async def test_machines_are_what_a_plan_needs(tmp_path: Path) -> None:
         assert all(0 in speed and 1 in speed for speed in found.machines.speeds.values())
         assert found.left_out == () and len(bench.timings) == 1
         assert all(worker.listed == [False, False] for worker in workers), "free memory is to be known"
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_where_sums_could_cross_sealed_is_what_both_ends_say_unless_all_is_compressed(
+    tmp_path: Path, compressed: bool
+) -> None:
+    async with scene(tmp_path) as it:
+        workers = {name: it.teller(name) for name in ("a", "b", "c")}
+        for worker in workers.values():
+            worker.mesh.paths = (path(selected=True),)
+        workers["a"].seals_with.add(workers["c"].mesh.key.peer)
+        looks, _ = surveyor(it, tmp_path, compressed=compressed)
+        paths = (await looks.survey(KINDS, lambda _: None, measure=False)).machines.paths
+        assert {ends for ends, found in paths.items() if found.seals} == (
+            set() if compressed else {("a", "c")}
+        )
+        assert len(paths) == 6
 
 
 async def test_a_worker_that_looks_for_a_plan_of_its_own_keeps_to_its_memory_limit(tmp_path: Path) -> None:

@@ -223,6 +223,20 @@ def test_a_rate_follows_from_the_paths_to_the_head_where_all_are_near(
     assert (measured.path.rate, measured.is_rated) == (5e7, True)
 
 
+@pytest.mark.parametrize(
+    ("seal", "between"),
+    [((True, True), 0.0), ((True, False), HOP_SECONDS), ((False, True), HOP_SECONDS), ((True,), HOP_SECONDS)],
+)
+def test_sums_cross_both_daemons_unless_both_workers_could_seal(
+    seal: tuple[bool, ...], between: float
+) -> None:
+    members = [SumMember(name, None, is_gpu=False) for name in "ab"]
+    ends = [("a", "b"), ("b", "a")]
+    paths = {pair: DevicePath(0.0002, 1e8, seals=seals) for pair, seals in zip(ends, seal, strict=False)}
+    [found] = ways_between(members, paths, HOP_SECONDS)
+    assert found.between == between and found.path == DevicePath(0.0002, 1e8)
+
+
 def test_a_tied_output_is_computed_whole_by_each() -> None:
     speeds = [DeviceSpeed([TimedLayer(0, 1, 1_000_000), TimedLayer(1, 1, 4_000_000)])] * 2
     split = together((0.5, 0.5), speeds, LOCAL_PATH, count=16)

@@ -302,11 +302,16 @@ async def test_who_asks_again_makes_the_offer_before_void(tmp_path: Path) -> Non
 async def test_the_head_hears_whether_a_worker_can_seal(tmp_path: Path) -> None:
     async with sealing(tmp_path) as one:
         assert (await one.it.call().offer()).seals
+        peer = one.it.heads["head"].key.peer
+        assert one.it.worker.may_seal(peer)
+        one.port.direct = False
+        assert not one.it.worker.may_seal(peer)
     async with scene(tmp_path) as it:
         assert not (await it.call().offer()).seals, "nothing would use it"
+        assert not it.worker.may_seal(peer)
     with closing(Port()) as port:
         async with scene(tmp_path, port, seals=False) as it:
-            assert not (await it.call().offer()).seals
+            assert not (await it.call().offer()).seals and not it.worker.may_seal(peer)
 
 
 async def test_a_connection_that_comes_too_late_is_cut(tmp_path: Path) -> None:
