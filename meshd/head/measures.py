@@ -409,6 +409,8 @@ class RunMeasures:
         self.answers = TimedAnswers()
         self.facts: RunFacts | None = None
         """How the model runs, as soon as there is a plan."""
+        self.has_answered = False
+        """A request got a part of its answer at least."""
 
     @property
     def round_seconds(self) -> Callable[[int], float] | None:
@@ -417,11 +419,13 @@ class RunMeasures:
 
     def generated(self, total: int, grown: int, *, alone: bool) -> None:
         """Note the progress of a stream."""
+        self.has_answered = True
         self.token_cost.generated(total, alone=alone)
         self.answers.generated(total, grown, self._now(), alone=alone)
 
     def answered(self, timings: AnswerTimings, *, alone: bool, seconds: float) -> None:
         """Note the end of an answer."""
+        self.has_answered = True
         if alone:
             self.speed.answered(timings)
         self.answers.answered(timings, self._now(), alone=alone, seconds=seconds)

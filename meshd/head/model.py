@@ -378,6 +378,9 @@ class Model:
         for worker in run.blame.tell(backoff, workers, now):
             if (unsteady := backoff.unsteady(worker.peer, now)) is not None:
                 LOG.warning("worker_unsteady", peer=worker.peer.short, name=worker.name, why=unsteady)
+        is_tried = was_started and not run.replaced and not self._was_stopped(run)
+        if is_tried and run.is_by_choice and run.has_failed_early(asked=self._active > 0):
+            self._history.ways.fail(run.why)
         if run.loaded:
             failures.was_ready()
         elif run.server_died is not None:
@@ -452,6 +455,7 @@ class Model:
         self._run.watch.requested(self._active)
         self._roster.backoff.worked(workers)
         self._roster.ran_on(workers)
+        self._history.ways.loaded(by_tensors=self._run.is_by_tensors)
         self._history.used.update(workers)
         self._roster.all_needed = False
         self._history.exclusions.worked(workers)

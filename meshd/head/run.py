@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from meshd.base import log
 from meshd.base.errors import MeshdError, Refused, UserError
@@ -17,7 +19,14 @@ from meshd.head.leases import LEASE_WORD_SECONDS, Leases, PushPlan
 from meshd.head.llama_server import LlamaServer, Over, ServerWatch
 from meshd.head.measures import RunFacts, RunMeasures
 from meshd.head.served_files import ServedModel, find_needs
-from meshd.head.speculation import Speculation, never_a_model, round_estimate
+from meshd.head.speculation import (
+    Speculation,
+    drafts_by_layers,
+    most_drafted,
+    never_a_model,
+    round_estimate,
+)
+from meshd.head.split_ways import SplitWays
 from meshd.head.survey import MachineSpeeds, OwnDevices, Surveyor, own_timed
 from meshd.head.worker_choice import Roster
 from meshd.identity import naming
@@ -27,6 +36,7 @@ from meshd.model.drafts import Drafts
 from meshd.model.layer_work import layer_work, operations
 from meshd.model.status import AnswersAtOnce, Speeds, SplitPart, WorkerWeights
 from meshd.peer.interface import PeerStatus
+from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import NodeOffer
 from meshd.plan.reasons import brief, faster_in_words
@@ -132,6 +142,7 @@ class RunHistory:
     speculation: Speculation
     surveyor: Surveyor | None
     """Asks how fast machines are; None: nobody wants to know."""
+    ways: SplitWays = field(default_factory=SplitWays)
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked."""
@@ -196,6 +207,8 @@ class Run:
         self.result = LoadedModel()
         self.crashed = False  # llama-server ended by itself, and no worker before it
         self.server_died: ServerDied | None = None
+        self.why = ""
+        """Why it has ended."""
 
     @property
     def started(self) -> bool:
@@ -206,6 +219,24 @@ class Run:
     def children(self) -> Sequence[ChildStatus]:
         """Return the status of llama-server, once it is there."""
         return (self._server.status,) if self._server.status is not None else ()
+
+    @property
+    def is_by_choice(self) -> bool:
+        """Return True if it is by tensors, as `--split auto` chose."""
+        return self.is_by_tensors and self._options.split == "auto"
+
+    @property
+    def is_by_tensors(self) -> bool:
+        """Return True if all its workers compute each layer together."""
+        facts = self.measures.facts
+        return facts is not None and facts.plan.by_tensors
+
+    def has_failed_early(self, *, asked: bool) -> bool:
+        """Return True if it has ended before anything was answered, and not while nobody `asked`.
+
+        A model that was ready may lose a worker at any time, which says nothing of how it is split.
+        """
+        return not self.loaded or (not self.measures.has_answered and (asked or self.crashed))
 
     @property
     def workers(self) -> Sequence[PeerId]:
@@ -234,9 +265,13 @@ class Run:
     async def run(self, workers: Sequence[PeerStatus]) -> str:
         """Live once; return why it ended, a lack of descriptors or disk included. Raises MeshdError."""
         try:
-            return await self._live(workers)
+            self.why = await self._live(workers)
+            return self.why
         except OSError as error:  # no descriptor is free, the disk is full: that may pass
             return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
+        except MeshdError as error:
+            self.why = error.what
+            raise
         finally:
             self._server.close()
             self._leases.release()
@@ -290,12 +325,14 @@ class Run:
         apart = self._history.roster.backoff.apart(names)
         machines = replace(found.machines(offers, own, model.plain_rpc, excluded), apart=apart)
         try:
-            split = await asyncio.to_thread(plan_model, model.layers, self._work, machines, self._options)
+            split = await asyncio.to_thread(
+                plan_model, model.layers, self._work, machines, self._options, self._auto_way()
+            )
         except UserError as error:
             if late := self._leases.late_ones():
                 raise Refused(error.what, code="workers", hint=late) from None
             raise
-        plan = split.plan
+        plan = self._history.ways.noted(split.plan)
         self._predicted = split.speeds
         if self._options.picks_by_speed:
             self._estimated = machines.to_measure
@@ -308,6 +345,14 @@ class Run:
         if plan.answers is not None and plan.answers.note:
             LOG.warning("context_shortened", why=plan.answers.note)
         return plan, list(split.offers)
+
+    def _auto_way(self) -> AutoWay:
+        """Return what decides whether `--split auto` is by tensors; it may be used in another thread."""
+        model, now = self._model, asyncio.get_running_loop().time()
+        would_draft = partial(
+            drafts_by_layers, deepcopy(self._history.speculation), model.layers, model.options.draft, now
+        )
+        return AutoWay(would_draft, self._history.ways.failed)
 
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Find names that tell all nodes apart; this one's goes into the options."""
@@ -469,8 +514,7 @@ class Run:
         layers, draft = self._model.layers, self._model.options.draft
         estimate = round_estimate(plan, layers.weight_bytes, self.measures.round_seconds, draft)
         speculation, now = self._history.speculation, asyncio.get_running_loop().time()
-        most = 0 if plan.by_tensors else plan.shape.most_drafted  # the comparison of both ways counts on none
-        drafts = speculation.begin(estimate, now, most=most, never_model=never_a_model(plan))
+        drafts = speculation.begin(estimate, now, most=most_drafted(plan), never_model=never_a_model(plan))
         if speculation.why_no_model:
             LOG.info("draft_model_unused", why=speculation.why_no_model)
         return drafts
@@ -526,7 +570,7 @@ class Run:
         if facts.plan.by_tensors:
             raise UserError(
                 "the times of a split by tensors are not known",
-                hint="`meshd plan` shows what is predicted either way; serve without `--split tensor` to see "
+                hint="`meshd plan` shows what is predicted either way; serve with `--split layers` to see "
                 "where the time goes",
             )
         return await explain(
@@ -583,7 +627,7 @@ class Run:
         self.result = replace(
             self.result, estimated=estimated, measuring=seconds, predicted=found.runs.speeds
         )
-        if not found.is_clearly_faster:
+        if not found.is_clearly_faster or self.is_by_tensors:  # which ends with a run, not for its times
             return Judgement(lacking=lacking)
         better = faster_in_words(found.best.rated, found.runs.answer_s / found.best.seconds)
         return Judgement(better, lacking)

@@ -33,6 +33,7 @@ from meshd.model.drafts import (
     gain,
     tokens_of_round,
 )
+from meshd.model.layers import ModelLayers
 from meshd.model.output import CPU_RATE, GPU_RATE
 from meshd.model.status import SpeculationStatus
 from meshd.plan.plan_prediction import PlanPredictor
@@ -129,6 +130,11 @@ def round_estimate(
 def never_a_model(plan: Plan) -> str:
     """Return why nothing can be drafted by a draft model over this split; empty if it can."""
     return "llama.cpp loads none beside a model that is split by tensors" if plan.by_tensors else ""
+
+
+def most_drafted(plan: Plan) -> int:
+    """Return how many tokens a draft may have over this split; by tensors none, as predictions count on."""
+    return 0 if plan.by_tensors else plan.shape.most_drafted
 
 
 @dataclass(slots=True)
@@ -414,6 +420,20 @@ class Speculation:
         return 1.0
 
 
+def drafts_by_layers(
+    speculation: Speculation,
+    layers: ModelLayers,
+    draft: DraftModel | None,
+    now: float,
+    plan: Plan,
+    rounds: RoundSeconds | None,
+) -> bool:
+    """Tell whether a run of this plan would begin with drafts. `rounds`: its predicted seconds, if known."""
+    estimate = round_estimate(plan, layers.weight_bytes, rounds, draft)
+    begun = speculation.would_begin(estimate, now, most=most_drafted(plan), never_model=never_a_model(plan))
+    return begun.drafts.longest > 0
+
+
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """Tell how a model is drafted for: what its answers have shown, and its draft model."""
@@ -460,7 +480,7 @@ def forecast(
     prediction, draft = outcome.prediction, drafting.draft_model
     estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
     begun = drafting.speculation.would_begin(
-        estimate, now, most=plan.shape.most_drafted, never_model=never_a_model(plan)
+        estimate, now, most=most_drafted(plan), never_model=never_a_model(plan)
     )
     drafts = begun.drafts
     shown_free, shown_model = drafting.speculation.acceptances(now)

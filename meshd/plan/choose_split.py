@@ -26,6 +26,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import Speeds
+from meshd.plan.auto_way import AutoWay, WhyByLayers, candidates, may_together, nearest_refusal
 from meshd.plan.by_tensors import by_tensors, for_layers
 from meshd.plan.candidates import Division, RoughSplits
 from meshd.plan.machines import (
@@ -49,6 +50,7 @@ from meshd.plan.reasons import (
     AdviceBasis,
     Answers,
     ByMemory,
+    ByTensors,
     Change,
     ComparisonFailed,
     ComputeTogether,
@@ -59,6 +61,7 @@ from meshd.plan.reasons import (
     LetHeadCompute,
     NotByTensors,
     NotNeeded,
+    NotTogether,
     OneAtOnce,
     RatedSplit,
     Reasons,
@@ -66,12 +69,13 @@ from meshd.plan.reasons import (
     RunOn,
     SplitChange,
     SplitComparison,
+    TogetherByChoice,
     Use,
     Without,
 )
 from meshd.plan.split import NoSplit, NotEnoughMemory, Plan
 from meshd.plan.two_ways import OneWay, TwoWays, WayAdvice
-from meshd.plan.ways import WaysFound, compare_ways
+from meshd.plan.ways import CLEARLY, WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
@@ -131,11 +135,37 @@ class SplitChoice:
         """Return the choice with this reason before all others."""
         return replace(self, plan=replace(self.plan, reasons=(why, *self.plan.reasons)))
 
+    def besides(self, why: NotTogether) -> "SplitChoice":
+        """Return the choice with this reason behind all others."""
+        return replace(self, plan=replace(self.plan, reasons=(*self.plan.reasons, why)))
 
-def plan_model(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:
-    """Plan a model on these machines as the user wishes. Raises NotEnoughMemory, UserError, Refused."""
+
+def plan_model(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    auto: AutoWay | None = None,
+) -> SplitChoice:
+    """Plan a model on these machines as the user wishes. Raises NotEnoughMemory, UserError, Refused.
+
+    `auto`: what decides whether `--split auto` is by tensors; None: it is by layers.
+    """
     if options.split == "tensor":
         return _plan_tensors(layers, work, machines, options)
+    found = _plan_layers(layers, work, machines, options)
+    if auto is None:
+        return found
+    chosen = choose_way(layers, work, machines, options, [found], auto)
+    if isinstance(chosen, NotTogether):
+        return found.besides(chosen)
+    return chosen or found
+
+
+def _plan_layers(
+    layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+) -> SplitChoice:
+    """Plan by layers. Raises as plan_model."""
     # Layers given by node become an order of workers and a tensor split.
     machines, options = with_fixed_layers(machines, options, layers.count)
 
@@ -158,16 +188,111 @@ def _plan_tensors(
 ) -> SplitChoice:
     """Plan by tensors, or else by layers with the reason. Raises as plan_model."""
     try:
-        found = plan_model(
-            layers, work, machines, replace(for_layers(options), split="always", tensor_split=())
-        )
-        predictor = PlanPredictor(layers, work, found.machines, options)
-        by_speed = predictor.tensor_shares(found.plan)
-        plan = by_tensors(layers, found.plan, options, by_speed, apart=machines.apart)
-        return replace(found, plan=plan, options=options, outcome=predictor.predict(plan))
+        return _together(layers, work, machines, options)
     except (NoSplit, Refused) as error:
         otherwise = plan_model(layers, work, machines, replace(options, split="layers"))
         return otherwise.because(NotByTensors(error.what))
+
+
+def _together(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:
+    """Plan by tensors over all of these workers. Raises NoSplit, UserError, Refused."""
+    found = plan_model(layers, work, machines, replace(for_layers(options), split="always", tensor_split=()))
+    predictor = PlanPredictor(layers, work, found.machines, options)
+    by_speed = predictor.tensor_shares(found.plan)
+    plan = by_tensors(layers, found.plan, options, by_speed, apart=machines.apart)
+    return replace(found, plan=plan, options=options, outcome=predictor.predict(plan))
+
+
+# What `auto` makes of it.
+
+
+def choose_way(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    by_layers: Sequence[SplitChoice],
+    auto: AutoWay,
+) -> SplitChoice | NotTogether | None:
+    """Return the split by tensors that `auto` prefers to these by layers, or why there is none.
+
+    The first of these is what runs otherwise. None: the user wants it otherwise, or too few are there.
+    """
+    if options.split != "auto" or not options.picks_by_speed or len(candidates(machines)) < 2:
+        return None
+    try:
+        with Contained("workers", "a comparison of two ways to split"):
+            return _choose_way(layers, work, machines, options, by_layers, auto)
+    except Fault as fault:
+        return NotTogether(fault.what)
+
+
+def _choose_way(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    by_layers: Sequence[SplitChoice],
+    auto: AutoWay,
+) -> SplitChoice | NotTogether:
+    # 1. What rules it out at once.
+    predictor = PlanPredictor(layers, work, machines, options)
+    why = auto.failed or (WhyByLayers.IMAGES if options.mmproj is not None else "")
+    if why := why or nearest_refusal(predictor, machines):
+        return NotTogether(why)
+    # 2. The best set of workers, compared with what would run, and then with all other splits by layers.
+    least, runs = options.least_workers, by_layers[0].plan
+    plans = [choice.plan for choice in by_layers]
+    drafts = bool(read_llama_args(options.llama_args).speculation)
+    drafts = drafts or auto.drafts(runs, predictor.rounds_of(runs))
+
+    def may(offers: tuple[NodeOffer, ...]) -> bool:
+        return len(offers) >= least and may_together(predictor, offers)
+
+    ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
+    if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
+        measured = measured_machines(work, machines, options).machines
+        with suppress(UserError, Refused):
+            plans += [choice.plan for choice in choose_split(layers, work, measured, options, least=least)]
+        ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
+    if not isinstance(ways, WaysFound):
+        return NotTogether((ways.why if ways is not None else "") or WhyByLayers.MORE_WORKERS)
+    if ways.ways.advice is not WayAdvice.WORTH:
+        return NotTogether(ways.ways.advice)
+    # 3. The plan in full: as long a context as otherwise, and still as fast.
+    nodes = ways.ways.nodes
+    there = replace(machines, offers=tuple(offer for offer in machines.offers if offer.node in nodes))
+    try:
+        found = _together(layers, work, there, options)
+    except (UserError, Refused) as error:
+        return NotTogether(error.what)
+    if _holds_less(found.plan, runs):
+        return NotTogether(WhyByLayers.SHORTER)
+    seconds, otherwise = predictor.conversation_seconds(found.plan), ways.ways.layers.seconds
+    if seconds > CLEARLY * otherwise:
+        return NotTogether(WayAdvice.NO_GAIN)
+    reason = TogetherByChoice(found.plan.nodes, ways.ways.prompt, ways.ways.answer, seconds, otherwise)
+    return _chosen_together(found, machines, reason)
+
+
+def _holds_less(plan: Plan, other: Plan) -> bool:
+    """Tell whether answers of the first plan are shorter, or fewer at once."""
+    shapes = plan.shape, other.shape
+    return shapes[0].parallel < shapes[1].parallel or shapes[0].cells < shapes[1].cells
+
+
+def _chosen_together(choice: SplitChoice, machines: Machines, reason: TogetherByChoice) -> SplitChoice:
+    """Return the choice with its reason, and with the workers that it does without."""
+    plan = choice.plan
+    spared = tuple(
+        LeftOut(offer.node, device.name, offer.exclusion_reason(device) or NotNeeded())
+        for offer in machines.offers
+        if offer.node not in plan.nodes
+        for device in offer.offer.devices
+    )
+    reasons = tuple(other for other in plan.reasons if not isinstance(other, ByTensors))
+    plan = replace(plan, reasons=(reason, *reasons), left_out=(*plan.left_out, *spared))
+    return replace(choice, plan=plan, machines=machines)
 
 
 def _split(layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions) -> SplitChoice:

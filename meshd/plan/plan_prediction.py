@@ -7,9 +7,10 @@ from itertools import permutations
 from meshd.model.device_speed import TRIALS_DIFFER
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
-from meshd.plan.machines import Machines, card_in
+from meshd.plan.machines import Machines, NodeOffer, card_in
 from meshd.plan.prediction import (
     ASSUMED_ANSWER,
+    HOP_SECONDS,
     PartSeconds,
     PlannedStage,
     PlanOutcome,
@@ -19,7 +20,7 @@ from meshd.plan.prediction import (
     total,
 )
 from meshd.plan.split import Device, Plan
-from meshd.plan.tensor_prediction import LOCAL_PATH
+from meshd.plan.tensor_prediction import LOCAL_PATH, PairWay, SumMember, ways_between
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import OfferedDevice
 
@@ -91,6 +92,14 @@ class PlanPredictor:
         """Predict a token in the mean of all layers on a worker's device."""
         device = Device(node, offered.name, offered.free_bytes, offered.kind == "gpu")
         return self.predictor.layer_seconds(self.stage(device, 0, self._layers.count))
+
+    def way_between(self, first: NodeOffer, second: NodeOffer) -> PairWay:
+        """Describe how sums cross between two workers with one device each."""
+        members = [
+            SumMember(offer.node, offer.path, is_gpu=offer.devices[0].kind == "gpu")
+            for offer in (first, second)
+        ]
+        return ways_between(members, self._paths_of_sums, HOP_SECONDS)[0]
 
     def tensor_shares(self, plan: Plan) -> tuple[float, ...]:
         """Weigh the plan's devices by their measured speed, for a split by tensors; empty: all alike.

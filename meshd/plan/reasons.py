@@ -253,6 +253,45 @@ class NotByTensors:
         return f"by layers: {self.why}"
 
 
+@dataclass(frozen=True, slots=True)
+class TogetherByChoice:
+    """Say that these nodes compute each layer together, as meshd chose; seconds of a conversation."""
+
+    nodes: tuple[str, ...]
+    prompt: int
+    answer: int
+    seconds: float
+    by_layers: float
+
+    def __str__(self) -> str:
+        times = f"{self.seconds:.1f} s, by layers {self.by_layers:.1f} s"
+        return (
+            f"each layer on {names_of(self.nodes)}: a prompt of {self.prompt} tokens and an answer of "
+            f"{self.answer} take {times}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NotTogether:
+    """Say why `auto` chose no split by tensors."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"not by tensors: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWay:
+    """Say that the run before was split the other way: `by_tensors`, or by layers."""
+
+    by_tensors: bool
+
+    def __str__(self) -> str:
+        before = "tensors" if self.by_tensors else "layers"
+        return f"the run before was split by {before}, whose arithmetic differs: texts may go on differently"
+
+
 # How the layers are divided.
 
 
@@ -425,6 +464,9 @@ Reason = (
     | ComparisonFailed
     | ByTensors
     | NotByTensors
+    | TogetherByChoice
+    | NotTogether
+    | OtherWay
     | Without
     | AllOn
     | InProportion
@@ -453,7 +495,9 @@ def brief(reasons: Sequence[Reason], *, estimated: Collection[str] = ()) -> str:
     """
     shown = [reasons[0]]
     if not isinstance(reasons[0], ByMemory | ComparisonFailed):
-        shown += [reason for reason in reasons[1:] if _is_left_for_good(reason)]
+        shown += [
+            reason for reason in reasons[1:] if _is_left_for_good(reason) or isinstance(reason, OtherWay)
+        ]
     by_estimates = f" (by estimates of {', '.join(sorted(estimated))})" if estimated else ""
     return f"{in_words(shown)}{by_estimates}"
 

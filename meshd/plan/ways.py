@@ -5,10 +5,10 @@ shortest conversation is compared with the fastest split by layers. A conversati
 tensors that is bound by the cable before the answer is.
 
 `--split tensor` is only advised where all of it was measured, the workers are near each other as on a cable,
-and a conversation is clearly faster than by layers. Nobody gets it without asking (docs/decisions/0092).
+and a conversation is clearly faster than by layers. When `auto` chooses it: auto_way.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -26,7 +26,7 @@ from meshd.plan.two_ways import OneWay, TwoWays, WayAdvice, WayRates
 from meshd.plan.wishes import HeadOptions
 
 _ALL_SETS = 5  # workers of which all sets are looked at
-_CLEARLY = 0.85  # of the time of a conversation by layers
+CLEARLY = 0.85  # of the time of a conversation by layers
 _FAST_CABLE = 1.17e9  # bytes a second that 10 GbE carries
 _VISIBLE = 1.02  # times as fast, with such a cable
 
@@ -48,11 +48,12 @@ def compare_ways(
     by_layers: Sequence[Plan],
     *,
     drafts: bool,
+    may: Callable[[tuple[NodeOffer, ...]], bool] = lambda _offers: True,
 ) -> WaysFound | OneWay | None:
     """Compare the best of these plans by layers with the best by tensors; None: there is no worker.
 
     The user's wishes for how the model is split do not count. `drafts`: by layers it would run with some,
-    which are not in the figures.
+    which are not in the figures. `may`: which workers may compute together.
     """
     if not machines.offers or not by_layers:
         return None
@@ -60,7 +61,7 @@ def compare_ways(
     # The best by tensors.
     found: list[Plan] = []
     why_not = ""
-    for offers in _sets(predictor, layers, machines):
+    for offers in filter(may, _sets(predictor, layers, machines)):
         try:
             found.append(_planned(layers, replace(machines, offers=offers), options, predictor))
         except NoTensorSplit as error:
@@ -125,7 +126,7 @@ def _advice(
         return WayAdvice.UNMEASURED
     if tensors.seconds >= by_layers.seconds:
         return WayAdvice.SLOWER
-    if tensors.seconds > _CLEARLY * by_layers.seconds:
+    if tensors.seconds > CLEARLY * by_layers.seconds:
         return WayAdvice.NO_GAIN
     return WayAdvice.DRAFTS if drafts else WayAdvice.WORTH
 

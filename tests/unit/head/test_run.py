@@ -20,6 +20,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.status import ModelState, SpeculationStatus
 from meshd.peer.interface import PeerState
+from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import DraftModel, HeadOptions
@@ -93,9 +94,9 @@ async def test_workers_in_the_order_of_the_plan(tmp_path: Path, monkeypatch: pyt
     """Each is asked for what the plan gives it, in the places that the plan has."""
 
     def backwards(
-        layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
+        layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions, auto: AutoWay
     ) -> SplitChoice:
-        return plan_model(layers, work, replace(machines, offers=machines.offers[::-1]), options)
+        return plan_model(layers, work, replace(machines, offers=machines.offers[::-1]), options, auto)
 
     monkeypatch.setattr(run_module, "plan_model", backwards)
 

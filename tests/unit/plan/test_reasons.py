@@ -75,6 +75,20 @@ REASONS: list[tuple[r.Reason, str]] = [
     ),
     (r.ByTensors(("a", "b")), "each layer on `a` and `b`, as `--split tensor` says"),
     (r.NotByTensors("`no_push` is set"), "by layers: `no_push` is set"),
+    (
+        r.TogetherByChoice(("a", "b"), 2000, 500, 40.04, 51.2),
+        "each layer on `a` and `b`: a prompt of 2000 tokens and an answer of 500 take 40.0 s, "
+        "by layers 51.2 s",
+    ),
+    (r.NotTogether("no cable"), "not by tensors: no cable"),
+    (
+        r.OtherWay(by_tensors=True),
+        "the run before was split by tensors, whose arithmetic differs: texts may go on differently",
+    ),
+    (
+        r.OtherWay(by_tensors=False),
+        "the run before was split by layers, whose arithmetic differs: texts may go on differently",
+    ),
     (r.Without("c", r.Reported("it computes")), "without `c`: it computes"),
     (r.AllOn("head"), "all layers on `head`"),
     (r.InProportion(), "layers in proportion to usable memory"),

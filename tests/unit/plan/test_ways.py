@@ -111,6 +111,7 @@ class Scene:
     options: HeadOptions = OPTIONS
     architecture: str = "llama"
     between: DevicePath | None = None
+    seals: bool = False
     one_machine: bool = False
     unmeasured: Sequence[str] = ()
     own: float = 0.0  # how many times as slow the head is; 0: it computes nothing
@@ -144,7 +145,8 @@ class Scene:
             if node not in self.unmeasured
         }
         speeds["head", "CPU"] = speed(self.model, self.kind, self.own or 100.0)
-        paths = dict.fromkeys(permutations(nodes, 2), self.between or self.path)
+        between = replace(self.between or self.path, seals=self.seals)
+        paths = dict.fromkeys(permutations(nodes, 2), between)
         own = OfferedDevice("CPU", "cpu", "", memory, memory)
         return Machines(tuple(offers), (own,), speeds, paths)
 
@@ -286,10 +288,3 @@ def test_why_advises_it_for_a_model_that_runs_by_layers() -> None:
 
     assert found(FAST) == ComputeTogether(("a", "b"), all_workers=True)
     assert not isinstance(found(replace(FAST, path=G1)), ComputeTogether)
-
-
-@pytest.mark.parametrize("name", SCENES)
-def test_auto_stays_by_layers(name: str) -> None:
-    """Also where it is slower: who wants the other way asks for it."""
-    scene, _ = SCENES[name]
-    assert not plan_model(scene.layers, scene.work, scene.machines, scene.options).plan.by_tensors

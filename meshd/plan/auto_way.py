@@ -1,0 +1,84 @@
+"""Decide for `--split auto` whether workers compute each layer together, by tensors (docs/decisions/0092).
+
+They do where that is advised (ways.py), of workers that gain from it for certain: their processors are those
+of different machines, or their cards are different ones, and sums go past their daemons. What is not known
+for certain counts against it, and so do drafts, as one way or the other has to do without.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+
+from meshd.plan.machines import Machines, NodeOffer, card_in
+from meshd.plan.plan_prediction import PlanPredictor
+from meshd.plan.split import Plan
+from meshd.plan.tensor_prediction import SWITCHED_SECONDS
+from meshd.plan.two_ways import WayAdvice
+
+RoundSeconds = Callable[[int], float]
+
+
+class WhyByLayers(StrEnum):
+    """Say why `auto` splits by layers, beside what speaks against any split by tensors (WayAdvice)."""
+
+    ONE_MACHINE = "workers of one machine would share its processors, or a card"
+    DAEMONS = "sums would cross both daemons, as the workers cannot connect and seal"
+    MORE_WORKERS = "more workers are demanded than gain from it"
+    SHORTER = "answers would be shorter, or fewer at once"
+    IMAGES = "it was not tried with images or sounds"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoWay:
+    """Hold what decides beside model and machines.
+
+    `drafts`: whether a plan by layers would run with some, given the predicted seconds of its rounds (None:
+    not known). `failed`: why it is not tried again, after a run by tensors that ended; empty: it may be.
+    """
+
+    drafts: Callable[[Plan, RoundSeconds | None], bool] = lambda _plan, _rounds: False
+    failed: str = ""
+
+
+def candidates(machines: Machines) -> tuple[NodeOffer, ...]:
+    """Return the workers that could compute together: those with one device."""
+    return tuple(offer for offer in machines.offers if len(offer.devices) == 1)
+
+
+def may_together(predictor: PlanPredictor, offers: tuple[NodeOffer, ...]) -> bool:
+    """Tell whether `auto` may have these compute together, as far as two of them decide it."""
+    return not any(pair_refusal(predictor, *pair) for pair in combinations(offers, 2))
+
+
+def nearest_refusal(predictor: PlanPredictor, machines: Machines) -> str:
+    """Return what is wrong with the pair of workers that lacks least; empty if one lacks nothing."""
+    pairs = combinations(candidates(machines), 2)
+    return min((pair_refusal(predictor, *pair) for pair in pairs), key=_lacking, default="")
+
+
+def pair_refusal(predictor: PlanPredictor, first: NodeOffer, second: NodeOffer) -> str:
+    """Return why `auto` does not have these two compute together; empty if it may."""
+    if not _are_apart(first, second):
+        return WhyByLayers.ONE_MACHINE
+    way = predictor.way_between(first, second)
+    if way.path.rtt >= SWITCHED_SECONDS:
+        return WayAdvice.FAR
+    if not (way.is_known and way.is_rated):
+        return WayAdvice.UNMEASURED
+    return WhyByLayers.DAEMONS if way.between else ""
+
+
+_REFUSALS = ("", WhyByLayers.DAEMONS, WayAdvice.UNMEASURED, WayAdvice.FAR, WhyByLayers.ONE_MACHINE)
+_lacking = _REFUSALS.index
+
+
+def _are_apart(first: NodeOffer, second: NodeOffer) -> bool:
+    """Tell whether their devices are on two machines, or are two cards, for certain."""
+    machines = (first.offer.machine, second.offer.machine)
+    if "" in machines:
+        return False
+    if machines[0] != machines[1]:
+        return True
+    cards = [card_in(offer.devices[0], offer.offer.machine) for offer in (first, second)]
+    return "" not in cards and cards[0] != cards[1]

@@ -1,0 +1,193 @@
+"""Test what becomes of a model that `--split auto` has split by tensors: when that is not tried again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from meshd.gateway.interface import AnswerTimings
+from meshd.head import run as run_module
+from meshd.head.split_ways import SplitWays
+from meshd.model.layer_work import LayerWork
+from meshd.model.layers import ModelLayers
+from meshd.model.status import ModelState
+from meshd.peer.interface import PeerState
+from meshd.plan.auto_way import AutoWay
+from meshd.plan.choose_split import SplitChoice, plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.reasons import NotTogether, OtherWay, TogetherByChoice
+from meshd.plan.wishes import HeadOptions
+
+from tests.unit.head.scene import Scene, scene
+from tests.unit.head.test_leases import held, yes
+from tests.unit.head.test_run_mesh import until_started_anew
+from tests.unit.head.test_speculation import PLAN
+
+pytestmark = pytest.mark.virtual
+
+BEFORE = "the run before was split by tensors"
+
+
+class Choice:
+    """In place of the planner: by tensors, unless that has failed."""
+
+    def __init__(self) -> None:
+        self.autos: list[AutoWay] = []
+
+    def __call__(
+        self,
+        layers: ModelLayers,
+        work: LayerWork,
+        machines: Machines,
+        options: HeadOptions,
+        auto: AutoWay,
+    ) -> SplitChoice:
+        self.autos.append(auto)
+        if auto.failed:
+            found = plan_model(layers, work, machines, replace(options, split="always"))
+            return found.besides(NotTogether(auto.failed))
+        found = plan_model(
+            replace(layers, architecture="llama"), work, machines, replace(options, split="tensor")
+        )
+        assert found.plan.by_tensors, found.plan.reasons
+        reason = TogetherByChoice(found.plan.nodes, 2000, 500, 1.0, 2.0)
+        return replace(found, plan=replace(found.plan, reasons=(reason,)))
+
+
+@asynccontextmanager
+async def together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, split: str = "auto"
+) -> AsyncIterator[tuple[Scene, Choice]]:
+    choice = Choice()
+    monkeypatch.setattr(run_module, "plan_model", choice)
+    async with scene(folder, min_workers=2, devices=("none",), split=split) as it:
+        for name in ("anna", "bert"):
+            it.worker(name)
+        yield it, choice
+
+
+def is_by_tensors(it: Scene) -> bool:
+    assert it.llama.spec is not None
+    return "tensor" in it.llama.spec.argv
+
+
+async def ended(it: Scene, why: str = "`llama-server` ended by signal 6") -> None:
+    child = it.llama
+    child.die(why)
+    await until_started_anew(it, child)
+
+
+async def test_a_load_that_ends_is_tried_by_layers_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with together(tmp_path, monkeypatch) as (it, _):
+        await held(it)
+        assert is_by_tensors(it)
+        it.bench.ready = next_one = asyncio.get_running_loop().create_future()
+        await ended(it)
+        assert not is_by_tensors(it)
+        next_one.set_result(yes())
+        await it.until(ModelState.READY)
+        assert (
+            "a run by tensors ended before it answered (`llama-server` ended by signal 6"
+            in it.model.split_why
+        )
+        # It stays so, also when that run has ended.
+        it.bench.ready = None
+        await ended(it)
+        await it.until(ModelState.READY)
+        assert not is_by_tensors(it) and "not by tensors: a run" in it.model.split_why
+
+
+async def loaded(it: Scene) -> None:
+    it.start()
+    await it.until(ModelState.READY)
+    assert is_by_tensors(it) and it.model.split_why.startswith("each layer on `anna` and `bert`: a prompt of")
+
+
+def answer(it: Scene) -> None:
+    it.serve.answered(AnswerTimings(10, 0.1, 20, 1.0), alone=True, seconds=1.1)
+
+
+def token(it: Scene) -> None:
+    it.serve.generated(1, 1, alone=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "again"),
+    [
+        (lambda _: None, 1, False),
+        (token, 1, True),
+        (answer, 1, True),
+        (answer, 0, True),
+    ],
+    ids=["asked", "first token", "answered, asked again", "answered"],
+)
+async def test_a_run_that_has_answered_may_be_tried_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Callable[[Scene], None],
+    asked: int,
+    again: bool,
+) -> None:
+    async with together(tmp_path, monkeypatch) as (it, _):
+        await loaded(it)
+        it.serve.requested(asked)
+        before(it)
+        await ended(it)
+        await it.until(ModelState.READY)
+        assert is_by_tensors(it) is again
+        assert (BEFORE in it.model.split_why) is not again
+        assert (BEFORE in it.serve.readiness.reason) is not again
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_a_worker_that_is_lost_while_nobody_asks_says_nothing_of_the_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    async with together(tmp_path, monkeypatch) as (it, _):
+        await loaded(it)
+        it.serve.requested(asked)
+        child = it.llama
+        it.workers["bert"].children[-1].die("`mesh-server` ended by signal 9")
+        await until_started_anew(it, child)
+        await it.until(ModelState.READY)
+        assert is_by_tensors(it) is not bool(asked)
+
+
+async def test_a_split_that_the_user_wants_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with together(tmp_path, monkeypatch, split="tensor") as (it, choice):
+        await held(it)
+        it.bench.ready = None
+        await ended(it)
+        await it.until(ModelState.READY)
+        assert is_by_tensors(it) and not any(auto.failed for auto in choice.autos)
+
+
+async def test_a_run_that_is_replaced_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with together(tmp_path, monkeypatch) as (it, choice):
+        await loaded(it)
+        mesh = next(mesh for mesh in it.net.meshes.values() if mesh.name == "bert")
+        mesh.paused = True
+        await it.until(ModelState.WAITING)
+        mesh.paused = False
+        mesh.say(PeerState.CONNECTED)
+        await it.until(ModelState.READY)
+        assert is_by_tensors(it) and not any(auto.failed for auto in choice.autos)
+
+
+def test_only_a_change_is_said() -> None:
+    """Also the other way round."""
+    ways = SplitWays()
+    plan = PLAN
+    assert ways.noted(plan) is plan
+    ways.loaded(by_tensors=False)
+    assert ways.noted(plan) is plan
+    ways.loaded(by_tensors=True)
+    assert ways.noted(plan).reasons == (*plan.reasons, OtherWay(by_tensors=True))
+    together = replace(plan, by_tensors=True)
+    assert ways.noted(together) is together

@@ -1,0 +1,155 @@
+"""Test when `--split auto` is by tensors: where that is advised, and sums go past daemons."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from meshd.model.output import DevicePath
+from meshd.plan.auto_way import AutoWay, WhyByLayers
+from meshd.plan.choose_split import SplitChoice, choose_split, choose_way, plan_model
+from meshd.plan.machines import Machines
+from meshd.plan.reasons import NotTogether, TogetherByChoice, brief
+from meshd.plan.split import Plan
+from meshd.plan.two_ways import WayAdvice
+from meshd.plan.wishes import HeadOptions
+
+from tests.unit.plan.test_ways import FAST, SCENES, WIFI, Scene, by_formula
+
+AUTO = AutoWay()
+SEALED = replace(FAST, seals=True)
+
+
+def planned(scene: Scene, auto: AutoWay | None = AUTO, machines: Machines | None = None) -> SplitChoice:
+    return plan_model(scene.layers, scene.work, machines or scene.machines, scene.options, auto)
+
+
+def why_not(found: SplitChoice) -> str:
+    """Return the reason; empty where nothing was to be said."""
+    assert not found.plan.by_tensors
+    return "".join(reason.why for reason in found.plan.reasons if isinstance(reason, NotTogether))
+
+
+@pytest.mark.parametrize("seals", [False, True], ids=["through the daemons", "sealed"])
+@pytest.mark.parametrize("name", SCENES)
+def test_it_is_never_the_slower_way(name: str, seals: bool) -> None:
+    scene, _ = SCENES[name]
+    scene = replace(scene, seals=seals)
+    layers_s, tensors_s = by_formula(scene.model, scene.kind, scene.path)
+    found, advice = planned(scene), scene.ways().advice
+    assert found.plan.by_tensors == (seals and advice is WayAdvice.WORTH)
+    if found.plan.by_tensors:
+        assert tensors_s < layers_s, f"by the formula {layers_s:.1f} and {tensors_s:.1f} s"
+
+
+def test_some_are_by_tensors() -> None:
+    """Else the test above says nothing."""
+    worth = [
+        name for name, (scene, _) in SCENES.items() if planned(replace(scene, seals=True)).plan.by_tensors
+    ]
+    assert {"mini PCs, 8B, 10 GbE", "mini PCs, 70B, 2.5 GbE"} <= set(worth)
+
+
+def test_the_choice_says_why() -> None:
+    found = planned(SEALED)
+    reason = found.plan.reasons[0]
+    assert isinstance(reason, TogetherByChoice) and reason.seconds <= 0.85 * reason.by_layers
+    assert str(reason) == brief(found.plan.reasons)
+    assert str(reason).startswith(
+        "each layer on `a` and `b`: a prompt of 2000 tokens and an answer of 500 take "
+    )
+    assert "-sm tensor" in " ".join(found.plan.arguments)
+
+
+def test_who_does_not_help_is_left_out_and_said_so() -> None:
+    slow = planned(replace(SEALED, slower=(1.0, 1.0, 30.0)))
+    assert slow.plan.nodes == ("a", "b") == tuple(offer.node for offer in slow.offers)
+    assert [(left.node, left.device) for left in slow.plan.left_out if left.node != "head"] == [("c", "CPU")]
+    assert {offer.node for offer in slow.machines.offers} == {"a", "b", "c"}
+
+
+def test_a_pair_that_would_go_through_daemons_is_passed_by_for_one_that_seals() -> None:
+    there = replace(SEALED, slower=(1.0, 1.2, 1.0)).machines
+    paths = {ends: replace(path, seals="c" not in ends) for ends, path in there.paths.items()}
+    found = planned(replace(SEALED, slower=(1.0, 1.2, 1.0)), machines=replace(there, paths=paths))
+    assert found.plan.nodes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("scene", "why"),
+    [
+        (FAST, WhyByLayers.DAEMONS),
+        (replace(SEALED, one_machine=True), WhyByLayers.ONE_MACHINE),
+        (replace(SEALED, path=WIFI), WayAdvice.FAR),
+        (replace(SEALED, unmeasured=("b",)), WayAdvice.UNMEASURED),
+        (replace(SEALED, path=DevicePath(0.00005), between=DevicePath(0.00005)), WayAdvice.UNMEASURED),
+        (replace(SEALED, slower=(1.0, 20.0)), WayAdvice.SLOWER),
+        (replace(SEALED, architecture="mamba"), "models of the architecture `mamba` have not been tried"),
+    ],
+)
+def test_it_stays_by_layers_and_says_why(scene: Scene, why: str) -> None:
+    assert why_not(planned(scene)) == why
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"min_workers": 5}, WhyByLayers.MORE_WORKERS),
+        ({"mmproj": "projector.gguf"}, WhyByLayers.IMAGES),
+        ({"no_push": True}, "the workers have to reach each other, and `no_push` is set"),
+        ({"llama_args": ("-fa", "off")}, "it needs flash attention, and `-fa off` is given"),
+        ({"llama_args": ("--spec-type", "ngram")}, WayAdvice.DRAFTS),
+        ({"split": "layers"}, ""),
+        ({"split": "always"}, ""),
+        ({"tensor_split": (1.0, 1.0)}, ""),
+    ],
+)
+def test_what_the_user_wants_comes_first(changed: Mapping[str, object], why: str) -> None:
+    options: HeadOptions = replace(SEALED.options, **changed)  # type: ignore[arg-type]
+    workers = 5 if "min_workers" in changed else 2
+    assert why_not(planned(replace(SEALED, slower=(1.0,) * workers, options=options))) == why
+
+
+def test_drafts_keep_it_by_layers_and_are_asked_of_what_would_run() -> None:
+    asked: list[tuple[bool, bool]] = []
+
+    def drafts(plan: Plan, rounds: object) -> bool:
+        asked.append((plan.by_tensors, rounds is None))
+        return True
+
+    found = planned(SEALED, AutoWay(drafts))
+    assert why_not(found) == WayAdvice.DRAFTS and asked == [(False, False)]
+
+
+def test_a_failure_keeps_it_by_layers() -> None:
+    assert why_not(planned(SEALED, AutoWay(failed="it ended"))) == "it ended"
+
+
+def test_nothing_is_decided_where_nobody_asks_or_there_is_nobody() -> None:
+    assert why_not(planned(SEALED, None)) == ""
+    assert why_not(planned(replace(SEALED, slower=(1.0,)))) == ""
+
+
+@pytest.mark.parametrize("machine", ["", "m of a"])
+def test_processors_have_to_be_those_of_machines_known_to_be_others(machine: str) -> None:
+    first, second = SEALED.machines.offers
+    other = replace(second, offer=replace(second.offer, machine=machine))
+    found = planned(SEALED, machines=replace(SEALED.machines, offers=(first, other)))
+    assert why_not(found) == WhyByLayers.ONE_MACHINE
+
+
+def test_it_gives_up_no_context_for_it() -> None:
+    """By layers an answer could be longer than by tensors, as memory is enough for no more."""
+    found = planned(SEALED)
+    longer = replace(found.plan, shape=found.plan.shape.of(1, 2 * found.plan.shape.cells), by_tensors=False)
+    by_layers = replace(choose_split(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options)[0])
+    by_layers = replace(by_layers, plan=replace(by_layers.plan, shape=longer.shape))
+    chosen = choose_way(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options, [by_layers], AUTO)
+    assert chosen == NotTogether(WhyByLayers.SHORTER)
+
+
+def test_another_split_by_layers_that_is_as_fast_counts_as_well() -> None:
+    """What would run is chosen by a short answer, and by fewest machines."""
+    slowest = max(SEALED.chosen, key=lambda choice: choice.seconds)
+    chosen = choose_way(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options, [slowest], AUTO)
+    assert isinstance(chosen, SplitChoice) and isinstance(chosen.plan.reasons[0], TogetherByChoice)
+    assert chosen.plan.reasons[0].by_layers == pytest.approx(SEALED.ways().layers.seconds)
