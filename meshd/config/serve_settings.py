@@ -120,9 +120,10 @@ class ModelSettings:
             help="workers to use: auto or layers, those predicted to be fastest, at least --min-workers; "
             "always, all, with layers by free memory; tensor (experimental), all, each with a part of every "
             "layer",
-            more="`meshd plan` shows the prediction. There is none for tensor, which is faster only for slow "
-            "machines on one cable; where it cannot be, the split is by layers. --tensor-split replaces "
-            "auto and always, and has the shares of tensor.",
+            more="`meshd plan` shows the prediction. tensor is faster only for slow machines on one cable; "
+            "where it cannot be, the split is by layers. auto chooses it where it is predicted to be clearly "
+            "faster, and nothing is drafted; layers never does. --tensor-split replaces auto and always, and "
+            "has the shares of tensor.",
         ),
     ] = "auto"
     layers: Annotated[

@@ -31,7 +31,8 @@ from meshd.model.layer_work import layer_work
 from meshd.model.layers import ModelLayers, read_layers
 from meshd.model.short_names import short_layers
 from meshd.model.weights_index import WeightsIndex
-from meshd.plan.choose_split import SplitChoice, ranked_splits
+from meshd.plan.auto_way import AutoWay
+from meshd.plan.choose_split import SplitChoice, both_ways, ranked_splits
 from meshd.plan.machines import (
     Held,
     Machines,
@@ -42,7 +43,6 @@ from meshd.plan.machines import (
 from meshd.plan.over_offers import fits
 from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.two_ways import OneWay, TwoWays
-from meshd.plan.ways import WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, draft_model, may_draft, named_by, shape_of
 from meshd.store.hash_cache import HashCache
 from meshd.store.header_file import HeaderFile, note_path
@@ -139,6 +139,7 @@ class Planning:
         """Plan for a model. Raises UserError if the file is not a model, or the model fits nowhere."""
         # The model and the options.
         (options, roster), path = self._asked(request), Path(request.model)
+        ways_before = self._serving(path).ways
         limits = asked_memory(request)
         model = await planned_model(path, self._cache)
         headers, index = model.headers, model.index
@@ -159,26 +160,25 @@ class Planning:
         def choices(spared: Collection[str]) -> Choices:
             offers = tuple(offer for offer in machines.offers if offer.node not in spared)
             there = replace(machines, offers=offers)
-            predictor, weights = PlanPredictor(layers, work, there, options), layers.weight_bytes
-            return [
-                (
-                    split,
-                    forecast(split.plan, predictor, predictor.predict(split.plan), drafting, weights, now),
-                )
-                for split in ranked_splits(layers, work, there, options)
-            ]
+            return [forecasted(split, there) for split in ranked_splits(layers, work, there, options)]
 
-        def both(found: Choices, spared: Collection[str]) -> TwoWays | OneWay | None:
+        def forecasted(split: SplitChoice, there: Machines) -> tuple[SplitChoice, DraftForecast]:
+            predictor, weights = PlanPredictor(layers, work, there, options), layers.weight_bytes
+            outcome = predictor.predict(split.plan)
+            return split, forecast(split.plan, predictor, outcome, drafting, weights, now)
+
+        def both(found: Choices, spared: Collection[str]) -> tuple[Choices, TwoWays | OneWay | None]:
+            """Return the splits, first the one by tensors if that is chosen, and the comparison."""
             offers = tuple(offer for offer in machines.offers if offer.node not in spared)
             there = replace(machines, offers=offers)
-            plans = [split.plan for split, _ in found]
-            drafts = any(drafted.free or drafted.model for _, drafted in found)
-            ways = compare_ways(layers, work, there, options, plans, drafts=drafts)
-            return ways.ways if isinstance(ways, WaysFound) else ways
+            first = found[0][1]
+            auto = AutoWay(lambda _plan, _rounds: bool(first.free or first.model), ways_before.failed)
+            ways, chosen = both_ways(layers, work, there, options, [split for split, _ in found], auto)
+            return ([forecasted(chosen, there)] if chosen is not None else []) + found, ways
 
         # In a thread, so that links and streams need not wait.
         found, spared = await asyncio.to_thread(with_fewest, choices, surveyed.spared)
-        ways = await asyncio.to_thread(both, found, [node for node, _ in spared])
+        found, ways = await asyncio.to_thread(both, found, [node for node, _ in spared])
         named = {*dict(spared), *(node for choice, _ in found for node in choice.plan.nodes)}
         unmeasured = measured_machines(work, machines, options).unmeasured.items()
         not_compared = [(node, str(why)) for node, why in unmeasured if node not in named]

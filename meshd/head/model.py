@@ -95,10 +95,11 @@ class Model:
             else None
         )
         speculation = Speculation(may_draft(self._files.layers, options))
+        ways = self.serving.ways
         moments = QuietMoments(runtime.mesh.peers, self._wanted, self._why_otherwise)
         arrivals = Arrivals(self._roster.workers, moments.idle_seconds)
         late = LateMeasuring(moments)
-        self._history = RunHistory(own, self._roster, moments, arrivals, late, speculation, surveyor)
+        self._history = RunHistory(own, self._roster, moments, arrivals, late, speculation, surveyor, ways)
         self._standby = StandbyWorkers(runtime, options.standby, self._roster, surveyor)
         # What the last runs came to.
         self._server_failures = ServerFailures()

@@ -142,7 +142,7 @@ class RunHistory:
     speculation: Speculation
     surveyor: Surveyor | None
     """Asks how fast machines are; None: nobody wants to know."""
-    ways: SplitWays = field(default_factory=SplitWays)
+    ways: SplitWays
     exclusions: DeviceExclusions = field(default_factory=DeviceExclusions)
     late_before: set[PeerId] = field(default_factory=set)
     """Workers that were late the last time they were asked."""

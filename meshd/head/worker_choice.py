@@ -6,9 +6,10 @@ or left out.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshd.head.failures import WorkerBackoff
+from meshd.head.split_ways import SplitWays
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
@@ -244,10 +245,11 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class ServedAs:
-    """Tell how a model is served: what the user decided, and whom the head asks."""
+    """Tell how a model is served: what the user decided, whom the head asks, and how its runs were split."""
 
     options: HeadOptions
     roster: Roster
+    ways: SplitWays = field(default_factory=SplitWays)
 
 
 def _is_named(peer: PeerStatus, text: str) -> bool:

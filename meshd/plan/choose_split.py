@@ -74,7 +74,7 @@ from meshd.plan.reasons import (
     Without,
 )
 from meshd.plan.split import NoSplit, NotEnoughMemory, Plan
-from meshd.plan.two_ways import OneWay, TwoWays, WayAdvice
+from meshd.plan.two_ways import AUTO_CHOOSES, OneWay, TwoWays, WayAdvice, auto_refuses
 from meshd.plan.ways import CLEARLY, WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
@@ -273,6 +273,35 @@ def _choose_way(
         return NotTogether(WayAdvice.NO_GAIN)
     reason = TogetherByChoice(found.plan.nodes, ways.ways.prompt, ways.ways.answer, seconds, otherwise)
     return _chosen_together(found, machines, reason)
+
+
+def both_ways(
+    layers: ModelLayers,
+    work: LayerWork,
+    machines: Machines,
+    options: HeadOptions,
+    by_layers: Sequence[SplitChoice],
+    auto: AutoWay,
+) -> tuple[TwoWays | OneWay | None, SplitChoice | None]:
+    """Compare these splits by layers with the best by tensors, and return it where `auto` chooses it."""
+    chosen = choose_way(layers, work, machines, options, by_layers, auto)
+    nodes = chosen.plan.nodes if isinstance(chosen, SplitChoice) else ()
+
+    def may(offers: tuple[NodeOffer, ...]) -> bool:
+        return not nodes or {offer.node for offer in offers} == set(nodes)
+
+    first = by_layers[0].plan
+    drafts = auto.drafts(first, PlanPredictor(layers, work, machines, options).rounds_of(first))
+    plans = [choice.plan for choice in by_layers]
+    found = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
+    if not isinstance(found, WaysFound):
+        return found, None
+    says = ""
+    if isinstance(chosen, SplitChoice):
+        says = AUTO_CHOOSES
+    elif chosen is not None and found.ways.advice is WayAdvice.WORTH:
+        says = auto_refuses(chosen.why)
+    return replace(found.ways, auto=says), chosen if isinstance(chosen, SplitChoice) else None
 
 
 def _holds_less(plan: Plan, other: Plan) -> bool:
@@ -563,6 +592,9 @@ def advise(
     plans = [plan, *(choice.plan for choice in compared)]
     ways = compare_ways(layers, work, there, options, plans, drafts=drafts)
     if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
+        refused = next((reason for reason in plan.reasons if isinstance(reason, NotTogether)), None)
+        if refused is not None:
+            ways = replace(ways, ways=replace(ways.ways, auto=auto_refuses(refused.why)))
         found.append((ComputeTogether(ways.ways.nodes, ways.all_workers), ways.outcome))
     change, then = min(found, key=lambda changed: changed[1].answer_s, default=(None, now))
     gain = 1 - then.answer_s / now.answer_s if now.answer_s > 0 else 0.0

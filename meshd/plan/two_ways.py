@@ -17,6 +17,9 @@ class WayAdvice(StrEnum):
     DRAFTS = "`--split tensor` turns drafts off, which may gain as much"
 
 
+AUTO_CHOOSES = "`auto` chooses it"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayRates:
     """Hold tokens a second of an answer, and the seconds of a conversation."""
@@ -31,7 +34,7 @@ class TwoWays:
 
     `prompt`, `answer`: tokens of the conversation. `pair`: round trip and bytes a second (None: unknown) of
     the slowest two workers; None: they are on one machine. `on_cable`: tokens a second with 10 GbE between
-    workers, None where that changes little.
+    workers, None where that changes little. `auto`: what `--split auto` makes of it; empty: nothing to say.
     """
 
     nodes: tuple[str, ...]
@@ -42,6 +45,7 @@ class TwoWays:
     pair: tuple[float, float | None] | None
     on_cable: float | None
     advice: WayAdvice
+    auto: str = ""
 
     def __str__(self) -> str:
         pair = "on one machine"
@@ -55,7 +59,13 @@ class TwoWays:
             f"by layers {self.layers.tok_s:.1f}, by tensors over {names_of(self.nodes)} "
             f"{self.tensors.tok_s:.1f} tok/s ({pair}{cable}); a prompt of {self.prompt} tokens and an answer "
             f"of {self.answer} take {self.layers.seconds:.1f} and {self.tensors.seconds:.1f} s: {self.advice}"
+            f"{self.auto and f'; {self.auto}'}"
         )
+
+
+def auto_refuses(why: str) -> str:
+    """Word why `auto` does not choose what is worth it."""
+    return f"`auto` stays by layers: {why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from meshd.model.output import DevicePath
 from meshd.plan.auto_way import AutoWay, WhyByLayers
-from meshd.plan.choose_split import SplitChoice, choose_split, choose_way, plan_model
+from meshd.plan.choose_split import SplitChoice, advise, both_ways, choose_split, choose_way, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import NotTogether, TogetherByChoice, brief
 from meshd.plan.split import Plan
-from meshd.plan.two_ways import WayAdvice
+from meshd.plan.two_ways import TwoWays, WayAdvice
 from meshd.plan.wishes import HeadOptions
 
 from tests.unit.plan.test_ways import FAST, SCENES, WIFI, Scene, by_formula
@@ -153,3 +153,43 @@ def test_another_split_by_layers_that_is_as_fast_counts_as_well() -> None:
     chosen = choose_way(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options, [slowest], AUTO)
     assert isinstance(chosen, SplitChoice) and isinstance(chosen.plan.reasons[0], TogetherByChoice)
     assert chosen.plan.reasons[0].by_layers == pytest.approx(SEALED.ways().layers.seconds)
+
+
+def shown(scene: Scene, auto: AutoWay = AUTO) -> tuple[str, bool]:
+    """Return what a plan says of both ways, and whether it has the split by tensors."""
+    ways, chosen = both_ways(scene.layers, scene.work, scene.machines, scene.options, scene.chosen, auto)
+    assert ways is not None and (chosen is None or chosen.plan.by_tensors)
+    return str(ways), chosen is not None
+
+
+def test_a_plan_says_what_auto_makes_of_both_ways() -> None:
+    text, is_chosen = shown(SEALED)
+    assert is_chosen and text.endswith("`--split tensor` is worth it; `auto` chooses it")
+    text, is_chosen = shown(FAST)
+    assert not is_chosen and text.endswith(
+        "`--split tensor` is worth it; `auto` stays by layers: sums would cross both daemons, as the workers "
+        "cannot connect and seal"
+    )
+    assert shown(SEALED, AutoWay(failed="it ended"))[0].endswith("`auto` stays by layers: it ended")
+    for scene in (replace(FAST, path=WIFI), replace(SEALED, options=replace(SEALED.options, split="layers"))):
+        text, is_chosen = shown(scene)
+        assert not is_chosen and "auto" not in text
+    assert shown(replace(SEALED, architecture="mamba")) == (
+        "not by tensors: models of the architecture `mamba` have not been tried",
+        False,
+    )
+
+
+def test_a_plan_compares_what_auto_chooses_also_where_others_would_be_faster_by_tensors() -> None:
+    there = replace(SEALED, slower=(1.0, 1.2, 1.0)).machines
+    paths = {ends: replace(path, seals="c" not in ends) for ends, path in there.paths.items()}
+    there = replace(there, paths=paths)
+    chosen = choose_split(SEALED.layers, SEALED.work, there, SEALED.options)
+    ways, found = both_ways(SEALED.layers, SEALED.work, there, SEALED.options, chosen, AUTO)
+    assert isinstance(ways, TwoWays) and found is not None and ways.nodes == found.plan.nodes == ("a", "b")
+
+
+def test_why_says_what_kept_auto_by_layers() -> None:
+    plan = planned(FAST).plan
+    found = advise(FAST.layers, FAST.work, FAST.machines, FAST.options, plan)
+    assert str(found.ways).endswith(f"`auto` stays by layers: {WhyByLayers.DAEMONS}")
