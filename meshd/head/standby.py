@@ -27,6 +27,7 @@ from meshd.model.layer_work import operations
 from meshd.model.status import StandbyStatus
 from meshd.model.weights_index import WeightsIndex
 from meshd.peer.interface import PeerStatus
+from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.over_offers import SLACK_BYTES
@@ -288,11 +289,12 @@ def part_of(
     chosen: set[int] = set()
     held: list[str] = []
     not_held: list[str] = []
+    auto = AutoWay() if facts.plan.by_tensors else None  # if it was chosen, it will be again
     for lost in sorted(facts.plan.workers):
         offers = [*(offer for offer in machines.offers if offer.node != lost), standby]
         there = replace(machines, offers=tuple(sorted(offers, key=lambda offer: offer.node)))
         try:
-            split = plan_model(facts.layers, facts.work, there, facts.options)
+            split = plan_model(facts.layers, facts.work, there, facts.options, auto)
         except (UserError, Refused):
             continue  # nothing fits then
         given = placed_tensors(split.plan, facts.layers, names).get(standby.node)

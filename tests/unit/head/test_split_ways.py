@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from meshd.gateway.interface import AnswerTimings
 from meshd.head import run as run_module
+from meshd.head.better_load import UNASKED_SECONDS, SplitNow
+from meshd.head.run import Run
 from meshd.head.split_ways import SplitWays
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
@@ -35,6 +37,7 @@ class Choice:
 
     def __init__(self) -> None:
         self.autos: list[AutoWay] = []
+        self.found: SplitChoice
 
     def __call__(
         self,
@@ -46,14 +49,16 @@ class Choice:
     ) -> SplitChoice:
         self.autos.append(auto)
         if auto.failed:
-            found = plan_model(layers, work, machines, replace(options, split="always"))
-            return found.besides(NotTogether(auto.failed))
+            by_layers = plan_model(layers, work, machines, replace(options, split="always"))
+            self.found = by_layers.besides(NotTogether(auto.failed))
+            return self.found
         found = plan_model(
             replace(layers, architecture="llama"), work, machines, replace(options, split="tensor")
         )
         assert found.plan.by_tensors, found.plan.reasons
         reason = TogetherByChoice(found.plan.nodes, 2000, 500, 1.0, 2.0)
-        return replace(found, plan=replace(found.plan, reasons=(reason,)))
+        self.found = replace(found, plan=replace(found.plan, reasons=(reason,)))
+        return self.found
 
 
 @asynccontextmanager
@@ -178,6 +183,31 @@ async def test_a_run_that_is_replaced_has_not_failed(tmp_path: Path, monkeypatch
         mesh.say(PeerState.CONNECTED)
         await it.until(ModelState.READY)
         assert is_by_tensors(it) and not any(auto.failed for auto in choice.autos)
+
+
+@pytest.mark.parametrize("failed", ["", "it ended"])
+async def test_a_run_by_tensors_is_not_ended_for_what_was_measured_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    """Else the way would change with each measurement; one by layers is, for a split by layers."""
+    async with together(tmp_path, monkeypatch) as (it, choice):
+        judged: list[SplitNow] = []
+
+        async def compare(_run: Run) -> SplitNow:
+            outcome = choice.found.outcome
+            now = replace(outcome, prediction=replace(outcome.prediction, is_measured=True))
+            best = replace(choice.found, outcome=replace(now, answer_s=now.answer_s / 2))
+            judged.append(SplitNow(best, now, choice.found.machines, {}))
+            return judged[-1]
+
+        monkeypatch.setattr(Run, "_compare", compare)
+        it.serve.serving.ways.failed = failed
+        it.start()
+        await it.until(ModelState.READY)
+        child = it.llama
+        await asyncio.sleep(2 * UNASKED_SECONDS + 10)
+        assert judged and judged[0].is_clearly_faster
+        assert (it.llama is child) is not bool(failed)
 
 
 def test_only_a_change_is_said() -> None:

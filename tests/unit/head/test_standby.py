@@ -15,6 +15,7 @@ from meshd.head.standby import FOR_ANY, StandbyPart, part_of
 from meshd.model.status import ModelState, StandbyStatus
 from meshd.model.weights_index import FileEntry, TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
+from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import NodeOffer
 from meshd.plan.over_offers import SLACK_BYTES
@@ -29,6 +30,7 @@ from tests.unit.head.scene import Scene, scene
 from tests.unit.head.stubs import FakeFile, at_once
 from tests.unit.plan.split_scene import GIB
 from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, machines, offer
+from tests.unit.plan.test_ways import FAST
 from tests.unit.worker.kept import DIGEST, FakeStore
 
 pytestmark = pytest.mark.virtual
@@ -65,6 +67,18 @@ def planned(*nodes: NodeOffer) -> set[int]:
     """The tensors of `b` in the plan over these."""
     plan = plan_model(MODEL, WORK, replace(THERE, offers=nodes), ALWAYS).plan
     return set(placed_tensors(plan, MODEL, NAMES)["b"])
+
+
+def test_it_holds_a_part_of_each_layer_where_auto_has_chosen_tensors() -> None:
+    scene = replace(FAST, seals=True, slower=(1.0,) * 3)
+    three = scene.machines
+    *two, standby = three.offers
+    there = replace(three, offers=tuple(two))
+    split = plan_model(scene.layers, scene.work, there, scene.options, AutoWay())
+    assert split.plan.by_tensors
+    runs = RunFacts(split.plan, there, scene.options, scene.layers, scene.work, split.outcome)
+    found = part_of(runs, index(), standby, there, whole=False)
+    assert [NAMES[number] for number in found.numbers] == NAMES[1:]
 
 
 def test_all_of_it_where_that_fits() -> None:
