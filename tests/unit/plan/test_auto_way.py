@@ -129,6 +129,14 @@ def test_nothing_is_decided_where_nobody_asks_or_there_is_nobody() -> None:
     assert why_not(planned(replace(SEALED, slower=(1.0,)))) == ""
 
 
+def test_a_pair_that_is_kept_apart_is_passed_by() -> None:
+    three = replace(SEALED, slower=(1.0,) * 3)
+    apart = replace(three.machines, apart=frozenset({frozenset(("a", "b"))}))
+    assert planned(three, machines=apart).plan.nodes == ("a", "c")
+    two = replace(SEALED.machines, apart=apart.apart)
+    assert "exchange nothing directly any more" in why_not(planned(SEALED, machines=two))
+
+
 @pytest.mark.parametrize("machine", ["", "m of a"])
 def test_processors_have_to_be_those_of_machines_known_to_be_others(machine: str) -> None:
     first, second = SEALED.machines.offers
