@@ -1,8 +1,8 @@
 """An honest node as a process: `python -m tests.hostile.honest HOME NAME`, with MESHD_JOIN for a token.
 
 Built as the daemon builds itself, with its tunnels, without llama.cpp. Says `token WORDS` once it is there.
-Then it does what it is told, a line each: `expose NODE` (an echo server), `use NODE` (through a tunnel, for
-ever), `look` (prints how that goes, as JSON). It ends with its input.
+Then it does what it is told, a line each: `expose NODE` (an echo server), `use NODE PID` (through a tunnel,
+for ever; the node's process), `look` (prints how that goes, as JSON). It ends with its input.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshd.base import log
@@ -37,8 +38,18 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def _length(pause: tuple[float, float]) -> float:
-    return pause[1] - pause[0]
+def _kept_waiting(pids: Sequence[int]) -> list[float]:
+    """Return how many seconds the loop of each process was ready, and others had the processors."""
+    # Documentation/scheduler/sched-stats.rst: the second number is ns of waiting on a run queue
+    return [int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9 for pid in pids]
+
+
+def own_pause(seconds: float, before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the seconds of a pause in which neither process was kept waiting for a processor.
+
+    Both may have waited at the same time, so only the longer of the two waits is taken off.
+    """
+    return max(0.0, seconds - max(late - early for early, late in zip(before, after, strict=True)))
 
 
 class _Node:
@@ -48,8 +59,9 @@ class _Node:
         self._member = member
         self._tunnels = tunnels
         self._owner = owner
-        self._pauses: list[tuple[float, float]] = []  # the longest, from when until when
-        self._waits_since: float | None = None
+        self._pauses: list[tuple[float, float]] = []  # the longest: their own seconds, and by the clock
+        self._pids: tuple[int, ...] = (os.getpid(),)
+        self._before: tuple[float, list[float]] | None = None  # of the beat that waits for its echo
         self._beats = 0
         self._wrong = ""
 
@@ -61,10 +73,11 @@ class _Node:
         peer = await connected(self._member, name)
         self._tunnels.expose(SERVICE, host="127.0.0.1", port=port, peers=[peer])
 
-    async def use(self, name: str) -> None:
-        """The service of that node, from here on."""
+    async def use(self, name: str, pid: int) -> None:
+        """The service of that node, a process, from here on."""
         peer = await connected(self._member, name)
         opened = await self._tunnels.open(peer, SERVICE, host="127.0.0.1", port=0)
+        self._pids = (os.getpid(), pid)
         self._owner.start(self._beat(int(opened.listen.rpartition(":")[2])), name="beat")
 
     async def _beat(self, port: int) -> None:
@@ -72,29 +85,30 @@ class _Node:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                said, began = os.urandom(BEAT), loop.time()
-                self._waits_since = began
+                said = os.urandom(BEAT)
+                self._before = (loop.time(), _kept_waiting(self._pids))
                 writer.write(said)
                 if await reader.readexactly(BEAT) != said:
                     self._wrong = "other bytes came back"
-                self._waits_since = None
+                self._keep(*self._before)
+                self._before = None
                 self._beats += 1
-                self._keep(began, loop.time())
                 await asyncio.sleep(BEAT_SECONDS)
         except (OSError, EOFError) as error:
             self._wrong = f"the stream ended: {error!r}"
         finally:
             writer.close()
 
-    def _keep(self, began: float, ended: float) -> None:
-        self._pauses.append((began, ended))
+    def _keep(self, began: float, before: Sequence[float]) -> None:
+        seconds = asyncio.get_running_loop().time() - began
+        self._pauses.append((own_pause(seconds, before, _kept_waiting(self._pids)), seconds))
         if len(self._pauses) > 2 * MOST_PAUSES:
-            self._pauses = sorted(self._pauses, key=_length)[-MOST_PAUSES:]
+            self._pauses = sorted(self._pauses)[-MOST_PAUSES:]
 
     def look(self) -> str:
-        """Return how it goes; pauses are kept anew from here on. Times are those of the system's clock."""
-        if self._waits_since is not None:
-            self._keep(self._waits_since, asyncio.get_running_loop().time())
+        """Return how it goes; pauses are kept anew from here on."""
+        if self._before is not None:
+            self._keep(*self._before)
         pauses, self._pauses = self._pauses, []
         return json.dumps({"beats": self._beats, "pauses": pauses, "wrong": self._wrong})
 
@@ -117,8 +131,8 @@ async def _live(home: Path, name: str) -> None:
                     case ["expose", other]:
                         await node.expose(other)
                         say("done")
-                    case ["use", other]:
-                        await node.use(other)
+                    case ["use", other, pid]:
+                        await node.use(other, int(pid))
                         say("done")
                     case ["look"]:
                         say(node.look())
