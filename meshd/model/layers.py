@@ -15,6 +15,7 @@ from meshd.base.errors import UserError
 from meshd.base.units import MIB
 from meshd.model.cache import ContextShape, Hyperparameters, ModelCache, model_cache
 from meshd.model.gguf import Header, TensorInfo
+from meshd.model.indivisible import why_indivisible
 from meshd.model.layer_range import MAX_LAYERS
 
 DEFAULT_CONTEXT = 8192  # tokens; longer contexts only on request, as their cache fills a machine
@@ -72,7 +73,7 @@ class ModelLayers:
     `layers` and `padded_layers` have one entry per block; `padded_layers` includes CUDA's padding. `input` is
     what a step reads first, `embedding` its token matrix. `output` is the matrix that makes logits (the
     embedding again for tied models), `output_rest` the norm and other tensors beside it. `shared` is what
-    every device may need.
+    every device may need. `indivisible` says why a layer cannot be computed by several workers at once.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ModelLayers:
     cache: ModelCache
     widths: Widths
     scaling: RopeScaling = field(default_factory=RopeScaling)
+    indivisible: str = ""
 
     @property
     def count(self) -> int:
@@ -165,6 +167,7 @@ def read_layers(headers: Sequence[Header], *, name: str) -> ModelLayers:
         cache=model_cache(header, count),
         widths=_widths(known, count, embedding),
         scaling=read_scaling(known),
+        indivisible=why_indivisible(known, tensors, count),
     )
 
 

@@ -20,6 +20,8 @@ from meshd.plan.wishes import HeadOptions, read_llama_args
 
 # Architectures of llama.cpp of which a test has the same answers in one process and by tensors.
 ARCHITECTURES = frozenset({"gemma3", "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe"})
+# Of these, those with which llama-server ends when it is given an image.
+_WITHOUT_IMAGES = frozenset({"gemma3"})
 MOST_WORKERS = 4
 _ASK_FOR_LAYERS = "serve without `--split tensor`: the workers then have whole layers"
 
@@ -102,6 +104,10 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
     args = read_llama_args(options.llama_args)
     if layers.architecture not in ARCHITECTURES:
         return f"models of the architecture `{layers.architecture}` have not been tried"
+    if layers.indivisible:
+        return f"llama.cpp cannot divide it: {layers.indivisible}"
+    if options.mmproj is not None and layers.architecture in _WITHOUT_IMAGES:
+        return f"llama.cpp then ends when a model of the architecture `{layers.architecture}` gets an image"
     if any(device.is_head or device.is_plain for device in devices) or others:
         return "all devices of the plan must be those of workers that compute"
     if not 2 <= len(devices) <= MOST_WORKERS or len({device.node for device in devices}) < len(devices):
@@ -113,6 +119,8 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
         return "it needs flash attention, and `-fa off` is given"
     if args.draft_model:
         return f"llama.cpp loads no draft model beside it, and `{args.draft_model}` names one"
+    if args.undivided:
+        return f"llama.cpp cannot divide it with `{args.undivided}`"
     if args.ranking:
         return f"`{args.ranking}` has not been tried with it"
     if not options.push:

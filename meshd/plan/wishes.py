@@ -101,6 +101,12 @@ _DRAFT_MODELS = (
     "--spec-draft-hf",
 )
 _RANKS = ("--rerank", "--reranking")
+# Those with which llama.cpp cannot divide a layer: adapters are not divided with it, and what computes
+# elsewhere needs all of it.
+_UNDIVIDED = (
+    *("--lora", "--lora-scaled", "-ot", "--override-tensor"),
+    *("-nkvo", "--no-kv-offload"),
+)
 _CHECKPOINTS = ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints")
 
 
@@ -123,6 +129,7 @@ class LlamaArgs:
     speculation: str = ""  # an option that decides on it, or with which there is none
     draft_model: str = ""  # an option that names one
     ranking: str = ""  # an option with which texts are ranked
+    undivided: str = ""  # an option with which no layer can be divided among workers
 
     def shape(self, layers: ModelLayers, *, tokens: int | None, slots: int = 1) -> ContextShape:
         """Return the context that llama-server will make; options after `--` win over `tokens` and `slots`.
@@ -226,6 +233,7 @@ def read_llama_args(llama_args: Sequence[str]) -> LlamaArgs:
         speculation=next((word for word in rest if _speculates(word)), ""),
         draft_model=next((word for word in rest if _long(word) in _DRAFT_MODELS), ""),
         ranking=next((word for word in rest if _long(word) in _RANKS), ""),
+        undivided=next((word for word in rest if _long(word) in _UNDIVIDED), ""),
     )
 
 

@@ -71,18 +71,20 @@ def _plain(
     model.finish()
 
 
-def _gemma3(path: Path, *, kind: GGMLQuantizationType = Q4_0, inner: int = 128) -> None:
+def _gemma3(
+    path: Path, *, kind: GGMLQuantizationType = Q4_0, inner: int = 128, kv_heads: int = KV_HEADS
+) -> None:
     """Two windowed layers, then a full one."""
     model = RandomModel(path, "gemma3", width=WIDTH, layers=LAYERS, kind=kind)
     rms(model)
-    attention_sizes(model)
+    attention_sizes(model, kv_heads=kv_heads)
     model.integer("attention.sliding_window", WINDOW)
     model.integer("attention.sliding_window_pattern", 3)
     model.integer("feed_forward_length", inner)
     ends(model, tied=True)
     for layer in range(model.layers):
         block = f"blk.{layer}"
-        attention(model, block, normed=True)
+        attention(model, block, normed=True, kv_heads=kv_heads)
         model.norm(f"{block}.post_attention_norm")
         model.norm(f"{block}.ffn_norm")
         dense(model, block, inner)
@@ -114,13 +116,20 @@ def _gpt_oss(path: Path, *, kind: GGMLQuantizationType = Q8_0, inner: int = 64, 
 
 
 def _qwen3moe(
-    path: Path, *, kind: GGMLQuantizationType = Q4_0, experts: int = WIDE_EXPERTS, inner: int = 32
+    path: Path,
+    *,
+    kind: GGMLQuantizationType = Q4_0,
+    experts: int = WIDE_EXPERTS,
+    inner: int = 32,
+    dense_inner: int = 0,
 ) -> None:
-    """The one with most experts, 8 of them at work."""
+    """The one with most experts, 8 of them at work. `dense_inner`: of a layer without experts, if one was."""
     model = RandomModel(path, "qwen3moe", width=WIDTH, layers=LAYERS, kind=kind)
     rms(model)
     attention_sizes(model)
     mixture_sizes(model, experts, 8, inner)
+    if dense_inner:
+        model.integer("feed_forward_length", dense_inner)
     ends(model, tied=False)
     for layer in range(model.layers):
         block = f"blk.{layer}"
@@ -197,6 +206,13 @@ DIVISIBLE: Mapping[str, Callable[[Path], None]] = {
     "gpt-oss": partial(_gpt_oss, kind=F32, inner=256, mxfp4=False),
 }
 
+# Those that llama.cpp cannot divide among workers (meshd/model/indivisible.py)
+INDIVISIBLE: Mapping[str, Callable[[Path], None]] = {
+    "gemma3 with one KV head": partial(_gemma3, kind=F32, inner=256, kv_heads=1),
+    "llama with one block in a row": partial(_plain, name="llama", kind=Q8_0, inner=32),
+    "qwen3moe with twice the rows": partial(_qwen3moe, kind=F32, experts=16, inner=256, dense_inner=128),
+}
+
 
 @cache
 def random_model(architecture: str) -> Path:
@@ -208,3 +224,9 @@ def random_model(architecture: str) -> Path:
 def divisible_model(name: str) -> Path:
     """The file of one of DIVISIBLE, made if it is not there yet."""
     return made(f"divisible-{name.replace(' ', '-')}.gguf", DIVISIBLE[name])
+
+
+@cache
+def indivisible_model(name: str) -> Path:
+    """The file of one of INDIVISIBLE, made if it is not there yet."""
+    return made(f"indivisible-{name.replace(' ', '-')}.gguf", INDIVISIBLE[name])

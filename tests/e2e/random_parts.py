@@ -12,14 +12,14 @@ HEAD = 32  # elements
 SHARP = 2.0  # gain of queries and keys, so that attention picks out few tokens
 
 
-def attention_sizes(model: RandomModel, attended: Sequence[int] = ()) -> None:
+def attention_sizes(model: RandomModel, attended: Sequence[int] = (), *, kv_heads: int = KV_HEADS) -> None:
     """`attended`: the layers that have attention, when not all have."""
     model.integer("attention.head_count", HEADS)
     if attended:
-        heads = [KV_HEADS if layer in attended else 0 for layer in range(model.layers)]
+        heads = [kv_heads if layer in attended else 0 for layer in range(model.layers)]
         model.integers("attention.head_count_kv", heads)
     else:
-        model.integer("attention.head_count_kv", KV_HEADS)
+        model.integer("attention.head_count_kv", kv_heads)
     model.integer("attention.key_length", HEAD)
     model.integer("attention.value_length", HEAD)
     model.integer("rope.dimension_count", HEAD)
@@ -36,12 +36,19 @@ def ends(model: RandomModel, *, tied: bool) -> None:
         model.vocabulary("output")
 
 
-def attention(model: RandomModel, block: str, *, query: int = HEADS * HEAD, normed: bool = False) -> None:
+def attention(
+    model: RandomModel,
+    block: str,
+    *,
+    query: int = HEADS * HEAD,
+    normed: bool = False,
+    kv_heads: int = KV_HEADS,
+) -> None:
     gain = 1.0 if normed else SHARP
     model.norm(f"{block}.attn_norm")
     model.matrix(f"{block}.attn_q", model.width, query, gain=gain)
-    model.matrix(f"{block}.attn_k", model.width, KV_HEADS * HEAD, gain=gain)
-    model.matrix(f"{block}.attn_v", model.width, KV_HEADS * HEAD)
+    model.matrix(f"{block}.attn_k", model.width, kv_heads * HEAD, gain=gain)
+    model.matrix(f"{block}.attn_v", model.width, kv_heads * HEAD)
     model.matrix(f"{block}.attn_output", HEADS * HEAD, model.width)
     if normed:
         model.norm(f"{block}.attn_q_norm", HEAD, centre=SHARP)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from meshd.model.cache import ContextShape
@@ -103,10 +104,16 @@ def test_every_worker_needs_all_tensors_but_those_of_the_head() -> None:
     assert placed_tensors(planned().plan, replace(LLAMA, tied=True), names)["a"] == [0, 1, 2, 3]
 
 
-def _why(offers: Sequence[NodeOffer] = TWO.offers, options: HeadOptions = TENSOR, arch: str = "llama") -> str:
+def _why(
+    offers: Sequence[NodeOffer] = TWO.offers,
+    options: HeadOptions = TENSOR,
+    arch: str = "llama",
+    indivisible: str = "",
+) -> str:
     """Why the layers are divided in the end."""
     there = replace(TWO, offers=tuple(offers))
-    found = plan_model(replace(LLAMA, architecture=arch), WORK, there, options)
+    model = replace(LLAMA, architecture=arch, indivisible=indivisible)
+    found = plan_model(model, WORK, there, options)
     assert not found.plan.by_tensors
     assert isinstance(found.plan.reasons[0], NotByTensors)
     return in_words(found.plan.reasons[:1])
@@ -120,6 +127,8 @@ def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
     for option in ("-md", "--model-draft", "--spec_draft_model"):
         assert f"`{option}` names one" in _why(options=replace(TENSOR, llama_args=(option, "small.gguf")))
     assert "`--reranking` has not been tried" in _why(options=replace(TENSOR, llama_args=("--reranking",)))
+    for option in ("--lora", "--lora_scaled", "-ot", "--override-tensor", "-nkvo", "--no-kv-offload"):
+        assert f"divide it with `{option}`" in _why(options=replace(TENSOR, llama_args=(option, "value")))
     assert "`no_push` is set" in _why(options=replace(TENSOR, no_push=True))
     two = replace(
         offer("a", 16), offer=replace(offer("a", 16).offer, devices=(device(16), device(16, "GPU")))
@@ -135,6 +144,13 @@ def test_workers_that_exchange_nothing_any_more_have_whole_layers() -> None:
     assert "`b` and `c` exchange nothing directly any more" in str(why)
     others = frozenset({frozenset("bc"), frozenset("ad")})
     assert planned(replace(TWO, apart=others)).plan.by_tensors, "of those that take part, none are apart"
+
+
+def test_what_llama_cpp_would_end_with_is_refused_before() -> None:
+    assert _why(indivisible="it has one head").endswith("llama.cpp cannot divide it: it has one head")
+    with_images = replace(TENSOR, mmproj=Path("projector.gguf"))
+    assert "`gemma3` gets an image" in _why(options=with_images, arch="gemma3")
+    assert plan_model(LLAMA, WORK, TWO, with_images).plan.by_tensors
 
 
 def test_a_worker_without_room_for_its_half_is_named() -> None:
