@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from meshd.build.interface import LLAMA_SERVER
 from meshd.model.layers import read_layers
 
 from tests.e2e.mesh_rig import Mesh
 from tests.e2e.mesh_server_scene import MARKS, found_build
-from tests.e2e.models import header_of
-from tests.e2e.native_rig import DEADLINE, PROMPT
+from tests.e2e.models import header_of, stock
+from tests.e2e.native_rig import DEADLINE, PROMPT, Head
 from tests.e2e.random_models import INDIVISIBLE, divisible_model, indivisible_model
 from tests.e2e.random_parts import WIDTH
 from tests.e2e.random_projector import random_projector
@@ -28,6 +29,8 @@ _PIXEL = (
     "AABJRU5ErkJggg=="
 )
 SPLIT = ("-sm", "tensor", "-fa", "on")
+# As in test_mesh_server_tensors.py
+NEAR_F32 = 0.005
 pytestmark = MARKS
 
 
@@ -49,12 +52,20 @@ def _end(
     options = (*SPLIT, *extra)
     with Mesh(build, folder, model, workers, weights=[model], extra=options, push=True, ready=False) as mesh:
         if mesh.head.wait_ready_or_end() is None:
-            content: list[object] = [{"type": "text", "text": PROMPT}]
-            content += [{"type": "image_url", "image_url": {"url": image}}] if image else []
-            body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
             with contextlib.suppress(OSError, http.client.HTTPException):
-                mesh.head.request("POST", "/v1/chat/completions", json.dumps(body).encode(), DEADLINE)
+                _ask(mesh.head, image)
         return mesh.head.wait_end(), mesh.head.output
+
+
+def _ask(head: Head, image: str = "") -> list[float]:
+    """The logprobs of an answer, about an image if there is one."""
+    content: list[object] = [{"type": "text", "text": PROMPT}]
+    content += [{"type": "image_url", "image_url": {"url": image}}] if image else []
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}
+    wanted = body | {"temperature": 0, "logprobs": True}
+    status, answer = head.request("POST", "/v1/chat/completions", json.dumps(wanted).encode(), DEADLINE)
+    assert status == 200, answer
+    return [token["logprob"] for token in json.loads(answer)["choices"][0]["logprobs"]["content"]]
 
 
 @pytest.mark.parametrize("name", sorted(INDIVISIBLE))
@@ -90,8 +101,20 @@ def test_an_option_that_ends_it(build: MeshBuild, option: str, tmp_path: Path) -
     assert "ggml-backend-meta.cpp" in said
 
 
+def _sees() -> tuple[str, ...]:
+    return ("--mmproj", str(random_projector(WIDTH)), "--no-mmproj-offload", "-c", "2048")
+
+
 def test_an_image_for_gemma3_ends_it(build: MeshBuild, tmp_path: Path) -> None:
-    """Others take it; there it ends in `ggml_backend_meta_graph_compute`, without an assert."""
-    projector = ("--mmproj", str(random_projector(WIDTH)), "--no-mmproj-offload", "-c", "2048")
-    code, _ = _end(build, tmp_path, divisible_model("gemma3"), *projector, image=_PIXEL)
+    """It ends in `ggml_backend_meta_graph_compute`, without an assert."""
+    code, _ = _end(build, tmp_path, divisible_model("gemma3"), *_sees(), image=_PIXEL)
     assert code == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3moe", "gpt-oss"])
+def test_an_image_for_others_does_not(build: MeshBuild, name: str, tmp_path: Path) -> None:
+    model, options = divisible_model(name), (*SPLIT, *_sees(), "-ctk", "f32", "-ctv", "f32")
+    with Head(stock().binaries[LLAMA_SERVER], tmp_path, model, [], extra=options[2:]) as head:
+        alone = _ask(head, _PIXEL)
+    with Mesh(build, tmp_path, model, 2, weights=[model], extra=options, push=True) as mesh:
+        assert _ask(mesh.head, _PIXEL) == pytest.approx(alone, abs=NEAR_F32)
