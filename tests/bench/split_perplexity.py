@@ -61,9 +61,9 @@ def _place(way: SplitWay, model: Path, log: IO[bytes]) -> Iterator[Place]:
         yield place
 
 
-def measure(model: Path, ways: Sequence[SplitWay], chunks: int, folder: Path) -> str:
+def measure(model: Path, ways: Sequence[SplitWay], skip: int, chunks: int, folder: Path) -> str:
     """One process, and what these ways do to it, as a table."""
-    program, prose = build(), text(chunks * CHARACTERS)
+    program, prose = build(), text((skip + chunks) * CHARACTERS)[skip * CHARACTERS :]
     (folder / "text.txt").write_text(prose, encoding="utf-8")
     base = ["--chunks", str(chunks), "--kl-divergence-base", str(folder / "logits")]
     done = {}
@@ -95,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--ways", nargs="+", default=list(WAYS), choices=WAYS, help="beside one process; default: all"
     )
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="chunks, from the text's beginning")
     parser.add_argument("--chunks", type=int, default=40, metavar="N", help="of 512 tokens")
     parser.add_argument(
         "--type", default="", metavar="T", help="of weights: F32, F16, … (default: as they are)"
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         if args.type:
             model = _in_type(model, args.type, Path(folder))
         ways = [WAYS[name] for name in args.ways]
-        sys.stdout.write(measure(model, ways, args.chunks, Path(folder)))
+        sys.stdout.write(measure(model, ways, args.skip, args.chunks, Path(folder)))
     return 0
 
 
