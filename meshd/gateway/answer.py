@@ -24,7 +24,7 @@ from aiohttp import web
 
 from meshd.base.log import get
 from meshd.gateway.client_connections import ClientGone, StreamReply, left_out, member_of
-from meshd.gateway.continuation import Asking, OtherAnswer
+from meshd.gateway.continuation import OtherAnswer, resumed
 from meshd.gateway.dialects.chat import PassedOn
 from meshd.gateway.dialects.fields import with_fields
 from meshd.gateway.events import (
@@ -49,6 +49,7 @@ from meshd.gateway.interface import GatewayConfig, ModelTurn, NamedModel, Readin
 from meshd.gateway.metrics import GatewayMetrics
 from meshd.gateway.paths import PROPS_PATH, Route
 from meshd.gateway.request import UpstreamRequest, not_ready
+from meshd.gateway.slots import SlotUse
 from meshd.gateway.turns import Turn
 from meshd.gateway.upstream import (
     HELD_ANSWER_BYTES,
@@ -60,6 +61,8 @@ from meshd.gateway.upstream import (
     answer_headers,
     failure_in,
     is_event_stream,
+    naming_slot,
+    note_end,
     open_session,
     read_some,
     send_call,
@@ -454,15 +457,21 @@ class Answer:
             method, headers["Content-Type"] = "POST", self.asked.content_type
         upstream, path = self.upstream, f"{self.asked.path}{self.asked.query}"
         at_server = nullcontext() if self._gated is None else self._gated.at_server(upstream)
+        in_slot: AbstractAsyncContextManager[SlotUse] = nullcontext(SlotUse())
+        if self.served is not None and self._route.computes:
+            is_one = self._part is not None or self.asked.answers == 1
+            in_slot = self.served.slot(self._body if is_one and self._can_add_fields else None)
         with self._context.counted():
-            async with at_server, open_session(upstream.connect) as session:
+            async with at_server, in_slot as use, open_session(upstream.connect) as session:
                 self.meter.sent = self.meter.sent or _now()
-                answer = await send_call(session, method, path, self._attempt_body, headers)
+                body = naming_slot(self._attempt_body, use)
+                answer = await send_call(session, method, path, body, headers)
                 try:
                     if upstream.is_refusal(answer.status):
                         raise UpstreamLost((await failure_in(answer)).message, taken=False)
                     yield answer
                 finally:
+                    note_end(use, answer)
                     answer.close()
 
     async def _note_loss(self, lost: UpstreamLost) -> Failure:
@@ -506,10 +515,10 @@ class Answer:
 
         # Write the body for the rest; for that the template may be asked how it writes calls of tools.
         asking = self._sent.next_request(self._body)
-        is_over, body = await asyncio.to_thread(_resumed, asking, None)
+        is_over, body = await asyncio.to_thread(resumed, asking, None)
         while not is_over and body is not None:
             prompt = await template_prompt(self.upstream.connect, body) or ""
-            is_over, body = await asyncio.to_thread(_resumed, asking, prompt)
+            is_over, body = await asyncio.to_thread(resumed, asking, prompt)
         self._attempt_body = body
         return body is not None
 
@@ -667,14 +676,6 @@ class Answer:
         if waits and not (waits_for and context.on_demand):
             return now.reason
         return waits_for or (COMPUTED_AGAIN if self._sent.is_catching_up else "")
-
-
-def _resumed(asking: Asking[bytes | None], prompt: str | None) -> tuple[bool, bytes | None]:
-    """Give `asking` the prompt that it asked for, if any. Returns whether it is over, and its word."""
-    try:
-        return False, next(asking) if prompt is None else asking.send(prompt)
-    except StopIteration as end:
-        return True, end.value
 
 
 async def _becomes_ready(upstream: Upstream, seconds: float) -> bool:

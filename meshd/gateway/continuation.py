@@ -221,6 +221,14 @@ Asking = Generator[bytes, str, T]
 """Yields bodies for `/apply-template`, each of which is answered by the prompt; empty if there is none."""
 
 
+def resumed(asking: Asking[bytes | None], prompt: str | None) -> tuple[bool, bytes | None]:
+    """Give `asking` the prompt that it asked for, if any. Returns whether it is over, and its word."""
+    try:
+        return False, next(asking) if prompt is None else asking.send(prompt)
+    except StopIteration as end:
+        return True, end.value
+
+
 def written_calls(
     asked: Mapping[str, object], calls: Sequence[SentCall], *, after_text: bool
 ) -> Asking[str | None]:

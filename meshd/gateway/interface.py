@@ -120,6 +120,11 @@ class Upstream(Protocol):
         """
         return None
 
+    @property
+    def may_name_slots(self) -> bool:
+        """Return True if requests may name their slot: each has its own cache, saved nowhere else."""
+        return False
+
     async def connect(self) -> socket:
         """Open a connection for HTTP, which the caller owns. Raises OSError, MeshdError."""
 

@@ -23,6 +23,7 @@ If nothing is retried, a request that was alone is blamed at its first crash, an
 A request whose client hangs up is never blamed, so hang-ups are counted by caller: see `Trials.refusal`.
 
 `Trials` and `Culprits` decide, without a clock; `Served` admits the requests of a llama-server accordingly.
+It also has them name slots, which `SlotChoice` chooses.
 """
 
 import asyncio
@@ -41,11 +42,12 @@ from aiohttp.client_proto import ResponseHandler
 from meshd.base.errors import MeshdError
 from meshd.base.peer_limits import API_CULPRITS, API_CULPRITS_GONE, API_USERS_KNOWN, INTERIM_ANSWERS
 from meshd.base.units import in_number, in_time
-from meshd.gateway.dialects.fields import encoded, text_of
+from meshd.gateway.dialects.fields import encoded, is_number, objects_of, text_of, with_fields
 from meshd.gateway.dialects.template_fit import TemplateTraits, fitted, template_questions, traits_of
 from meshd.gateway.events import parsed
 from meshd.gateway.failure import MOST_REFUSAL_BYTES, Failure, HttpRefusal, plain_failure, read_failure
 from meshd.gateway.interface import Upstream
+from meshd.gateway.slots import Prompt, SlotChoice, SlotEnd, SlotUse
 from meshd.gateway.turns import Turns
 
 if TYPE_CHECKING:
@@ -194,6 +196,36 @@ async def template_prompt(connect: Connect, body: bytes) -> str | None:
     except (UpstreamLost, TimeoutError):
         return None
     return text_of(parsed(held), "prompt") if len(held) <= _PROMPT_BYTES else ""
+
+
+def naming_slot(body: bytes | None, use: SlotUse) -> bytes | None:
+    """Return the body with the slot that was chosen, if there is one."""
+    return body if body is None or use.slot is None else with_fields(body, {"id_slot": use.slot})
+
+
+def note_end(use: SlotUse, answer: aiohttp.ClientResponse) -> None:
+    """Note how far an answer has come that is closed now."""
+    use.has_begun = True
+    if answer.content.at_eof() and answer.content.exception() is None:
+        use.end = SlotEnd.ANSWERED if answer.status < 400 else SlotEnd.REFUSED
+
+
+_SLOTS_BYTES = 4 << 20  # each slot tells the settings of its last request
+_SLOTS_SECONDS = 1.0  # its loop answers, or a thread beside it while a batch is computed
+
+
+async def busy_slots(connect: Connect) -> frozenset[int] | None:
+    """Ask llama-server which slots are busy; None without a timely answer."""
+    held = bytearray()
+    try:
+        async with asyncio.timeout(_SLOTS_SECONDS), open_session(connect) as session:
+            with closing(await send_call(session, "GET", "/slots", None, {})) as answer:
+                await read_up_to(_SLOTS_BYTES, answer, held)
+    except (UpstreamLost, TimeoutError):
+        return None
+    slots = objects_of(parsed(held) if len(held) <= _SLOTS_BYTES else None)
+    busy = {number for slot in slots if slot.get("is_processing") and is_number(number := slot.get("id"))}
+    return frozenset(busy) if slots else None
 
 
 # Crashes. When llama-server has crashed, the requests that were under way are tried again one at a time,
@@ -463,6 +495,9 @@ def _ends_server(how: str) -> Failure:
 
 
 _LOOK_SECONDS = 0.5
+_FREED_SECONDS = 3.0  # for which a request waits until llama-server is as is known of it
+_SLOT_LOOK_SECONDS = 0.05
+_READ_AT_ONCE = 64 << 10  # bytes of a body; others would hold up the loop
 
 
 class GatedRequest:
@@ -535,6 +570,7 @@ class Served:
         self.traits: TemplateTraits | None = None  # of its template, until its model is lost
         self._upstream = upstream
         self._at_gate: dict[Standing, asyncio.Event] = {}
+        self._slots: SlotChoice | None = None
 
     @contextmanager
     def request(self, caller: Hashable) -> Iterator[GatedRequest]:
@@ -565,6 +601,50 @@ class Served:
         finally:
             del self._at_gate[who]
             self.wake()
+
+    @asynccontextmanager
+    async def slot(self, body: bytes | None) -> AsyncIterator[SlotUse]:
+        """Choose a slot for a request, whose end is to be noted within the block.
+
+        `body` None: it may take several slots, or cannot name any. The connection is closed when the block
+        is left.
+        """
+        prompt = None
+        if body is not None and self._slot_choice() is not None:
+            is_short = len(body) <= _READ_AT_ONCE
+            prompt = Prompt.of(body) if is_short else await asyncio.to_thread(Prompt.of, body)
+        await self._slots_known(prompt)
+        if (slots := self._slot_choice()) is None:
+            yield SlotUse()
+            return
+        use = slots.take(prompt, _now())
+        try:
+            yield use
+        except UpstreamLost:
+            if self._slots is slots:  # else another request has noticed it
+                self._slots = None
+            raise
+        finally:
+            slots.give_back(use, _now())
+
+    def _slot_choice(self) -> SlotChoice | None:
+        """Return what is known of the slots; None if requests do not name them."""
+        count = self._upstream.slots if self._upstream.may_name_slots else None
+        if not count:
+            return None
+        if self._slots is None or self._slots.count != count:
+            self._slots = SlotChoice(count)
+        return self._slots
+
+    async def _slots_known(self, prompt: Prompt | None) -> None:
+        """Find out which slots are busy where that is unknown and matters; wait as SlotChoice says."""
+        began = _now()
+        while (slots := self._slot_choice()) is not None and slots.needs_look(prompt, _now()):
+            if (busy := await busy_slots(self._upstream.connect)) is not None:
+                slots.saw(busy, _now())
+            if not slots.should_wait(prompt, _now()) or _now() - began >= _FREED_SECONDS:
+                return
+            await asyncio.sleep(_SLOT_LOOK_SECONDS)
 
     async def fit(self, body: bytes) -> tuple[bytes, tuple[str, ...]]:
         """Return the body of a chat as the template accepts it, and notes of what was omitted.

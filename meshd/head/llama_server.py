@@ -57,6 +57,7 @@ MESH_DEVICE = "MESH"  # what our module calls devices, before their number
 REPORT_SECONDS = 1.0  # for the last lines of a process that has ended
 SHOWN_WEIGHTS = 12  # by name in the log; status has all
 LOAD_STILL_SECONDS = 300.0  # reserving buffers and warming up a projector take seconds
+_SLOT_OPTIONS = {"-sps", "--slot-prompt-similarity", "-cram", "--cache-ram", "--no-slots"}
 _BUSY_SHARE = 0.05  # of one processor, which others may need as well: one that waits uses almost none
 
 STUCK = (
@@ -345,6 +346,12 @@ class LlamaServer:
         self._outgoing.close()
         if self._pipe is not None:
             self._pipe.close()
+
+
+def has_own_slots(llama_args: Sequence[str]) -> bool:
+    """Return True if the user decides how llama-server chooses slots, or it does not tell of them."""
+    words = (word.partition("=")[0].replace("_", "-") for word in llama_args)
+    return not _SLOT_OPTIONS.isdisjoint(words)
 
 
 def named_files(llama_args: Sequence[str]) -> tuple[list[Path], list[Path]] | None:

@@ -27,6 +27,7 @@ from meshd.head.explain import Explained
 from meshd.head.failures import DeviceExclusions, ServerFailures
 from meshd.head.lease import with_loads
 from meshd.head.leases import as_reached
+from meshd.head.llama_server import has_own_slots
 from meshd.head.run import LoadedModel, Run, RunHistory
 from meshd.head.served_files import ServedFiles, ServedModel
 from meshd.head.speculation import Drafting, Speculation
@@ -152,6 +153,13 @@ class Model:
     def slots(self) -> int:
         """Return how many answers are generated at a time."""
         return self._slots
+
+    @property
+    def may_name_slots(self) -> bool:
+        """Return True if each slot has a cache of its own, and the user leaves their choice to meshd."""
+        answers = self._loaded.answers
+        is_several = answers is not None and answers.slots > 1 and not answers.shared
+        return is_several and not has_own_slots(self._options.llama_args)
 
     async def upstream_broke(self, why: str) -> str:
         """Note that a request met a loss; return the best reason that is known a moment later.

@@ -49,6 +49,12 @@ async def chat(api: Api, text: str) -> Answer:
     return await api.ask("POST", "/v1/chat/completions", {"messages": said, "temperature": 0})
 
 
+async def _slots_are_taken_side_by_side(_head: LocalNode, api: Api) -> None:
+    """The gateway names them; llama-server itself would begin with the last one."""
+    answers = [await completion(api, SHORT, f"{word} are") for word in ("Kings", "Boats")]
+    assert [answer.body["id_slot"] for answer in answers] == [0, 1]
+
+
 async def _long_answers_come_to_their_own_end(head: LocalNode, api: Api) -> None:
     answers = await asyncio.gather(*(completion(api, LONG) for _ in range(SLOTS)))
     assert [answer.status for answer in answers] == [200] * SLOTS, answers
@@ -144,6 +150,7 @@ def test_each_answer_has_its_own_context_and_turn(tmp_path: Path) -> None:
             head = await fleet.head(smollm2(), *given, token=token)
             api = api_of(await fleet.ready(head))
             for scene in (
+                _slots_are_taken_side_by_side,
                 _finished_conversations_cost_a_later_answer_nothing,
                 _a_follow_up_finds_the_slot_of_its_conversation,
                 _long_answers_come_to_their_own_end,

@@ -212,6 +212,7 @@ class FakeUpstream:
     answers: list[tuple[AnswerTimings, bool]] = field(default_factory=list)  # and whether each was alone
     active: list[int] = field(default_factory=list)
     slots: int = 4
+    may_name_slots: bool = False
     holds_turns: str = ""
     facts: ServedFacts = field(default_factory=ServedFacts)
     waiting: int = 0

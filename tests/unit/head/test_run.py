@@ -416,6 +416,29 @@ async def test_candidates_are_taken_where_a_worker_makes_the_logits(
         await until(lambda: sampling_of(it) is None)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), True),
+        (("-kvu",), False),
+        (("-np", "1"), False),
+        (("--cache_ram", "64"), False),
+        (("-sps", "0.5"), False),
+        (("--no-slots",), False),
+    ],
+)
+async def test_slots_are_named_where_each_has_its_own_cache(
+    tmp_path: Path, arguments: tuple[str, ...], expected: bool
+) -> None:
+    async with scene(tmp_path, devices=("none",), llama_args=arguments, slots=4) as it:
+        it.worker("anna")
+        ready = await held(it)
+        assert not it.serve.may_name_slots
+        ready.set_result(ReadyReport(True, "", 0.1, settings=SETTINGS))
+        await it.until(ModelState.READY)
+        assert it.serve.may_name_slots is expected
+
+
 @pytest.mark.parametrize("is_direct", [True, False])
 async def test_short_requests_take_all_logits_past_the_link_alone(tmp_path: Path, is_direct: bool) -> None:
     async with scene(tmp_path, devices=("none",), output="worker") as it:
