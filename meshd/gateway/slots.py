@@ -217,6 +217,16 @@ class SlotChoice:
         else:
             slot.state = _State.FREE
 
+    def forget(self) -> None:
+        """Note that another llama-server takes the place of this one: its slots hold nothing yet.
+
+        A slot whose request has not ended remains busy, because that request may be at the new one already.
+        """
+        for slot in self._slots:
+            slot.used, slot.marks = 0, {}
+        self._recent.clear()
+        self._unsure_until = 0.0
+
     def _end_unnamed(self, use: SlotUse, now: float) -> None:
         """End a request that may have taken any slot, unless a request that named it had it all the time."""
         self._unnamed -= 1

@@ -621,8 +621,8 @@ class Served:
         try:
             yield use
         except UpstreamLost:
-            if self._slots is slots:  # else another request has noticed it
-                self._slots = None
+            use.end = SlotEnd.REFUSED
+            slots.forget()
             raise
         finally:
             slots.give_back(use, _now())

@@ -98,6 +98,30 @@ async def test_who_hangs_up_and_asks_again_finds_the_cache(tmp_path: Path) -> No
         assert answer["timings"]["cache_n"] >= len(prompt)
 
 
+async def test_every_kind_of_request_names_its_slot(tmp_path: Path) -> None:
+    said = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": SHORT}
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/completion", {"prompt": "Once", "n_predict": SHORT}),
+        ("/v1/completions", {"prompt": "Twice", "max_tokens": SHORT}),
+        ("/v1/completions", {"prompt": ["Never", "Ever"], "max_tokens": SHORT}),
+        ("/v1/chat/completions", said),
+        ("/v1/chat/completions", said | {"stream": True}),
+        ("/v1/messages", said),
+        ("/v1/responses", {"input": "Say more.", "max_output_tokens": SHORT}),
+        ("/api/chat", {"messages": said["messages"], "options": {"num_predict": SHORT}}),
+    ]
+    async with api(tmp_path) as (http, server):
+        for path, body in requests:
+            async with http.post(path, json=body) as reply:
+                assert reply.status == 200, (path, await reply.text())
+                await reply.read()
+        assert server.output.count("selected slot by id") == len(requests) + 1
+        async with http.post("/v1/chat/completions", json=said | {"n": 2, "stream": True}) as reply:
+            assert reply.status == 200
+            await reply.read()
+        assert server.output.count("selected slot by id") == len(requests) + 1
+
+
 async def _cached(http: aiohttp.ClientSession, users: int, system: str) -> int:
     """Tokens that were in the cache, in all turns of all users."""
     head = [{"role": "system", "content": system}] if system else []
@@ -116,7 +140,7 @@ async def _cached(http: aiohttp.ClientSession, users: int, system: str) -> int:
 
 @pytest.mark.parametrize(
     ("users", "system"),
-    [(SLOTS, ""), (SLOTS + 1, ""), (SLOTS, "Speak like a pirate. " * 40), (SLOTS + 2, "Be brief. " * 80)],
+    [(SLOTS, ""), (SLOTS + 1, ""), (SLOTS, "Speak like a pirate. " * 20), (SLOTS + 2, "Be brief. " * 40)],
     ids=["a slot each", "one too many", "one system prompt", "more with one system prompt"],
 )
 async def test_conversations_find_as_much_as_where_llama_server_chooses(

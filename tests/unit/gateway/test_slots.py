@@ -164,6 +164,15 @@ def test_what_was_refused_leaves_the_conversation_where_it_is() -> None:
     assert asked(slots, talk) == [0]
 
 
+def test_what_a_lost_llama_server_held_is_forgotten_and_who_is_under_way_is_not() -> None:
+    slots, talk = SlotChoice(4), text("a long talk " * 100)
+    asked(slots, text("1"), text("2"), talk)
+    under_way = slots.take(text("c"), 0.0)
+    assert under_way.slot == 3
+    slots.forget()
+    assert [use.slot for use in taken(slots, talk, text("d"), text("e"))] == [2, 1, 0]
+
+
 def test_none_is_named_while_a_request_may_take_any() -> None:
     slots = SlotChoice(4)
     several = slots.take(None, 0.0)
