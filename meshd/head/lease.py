@@ -102,6 +102,7 @@ class Lease:
         self._shown_progress = PROGRESS_SHOWN.bucket(asyncio.get_running_loop().time())
         self.tunnel: Tunnel | None = None
         self.unreached: dict[int, str] = {}  # neighbours that it cannot reach, and why
+        self.direct: set[int] = set()  # neighbours that it reaches past both daemons
         self._introduced: set[int] = set()
         self.mesh_end = mesh_end
         self._reserved: tuple[int, ...] = ()  # bytes of each device of the offer
@@ -267,6 +268,8 @@ class Lease:
     def _reached(self, reached: Reached) -> None:
         if reached.why_not and reached.number in self._introduced:
             self.unreached[reached.number] = reached.why_not
+        elif reached.direct and reached.number in self._introduced:
+            self.direct.add(reached.number)
 
     def release(self) -> None:
         """Give the lease back: the worker ends its server."""

@@ -526,6 +526,15 @@ class PushPlan:
             return replace(part, push=False, why_no_push=reason)
         return part
 
+    @property
+    def indirect(self) -> str:
+        """Name two workers that have no connection past both daemons, with the reason; empty: all have."""
+        for route in self._routes.values():
+            pushed, why = self._result(route)
+            if not pushed or route.number not in route.source.direct:
+                return f"{route.source.name} → {route.target.name}: {why or 'results cross both daemons'}"
+        return ""
+
     def _result(self, route: PushRoute) -> tuple[bool, str]:
         """Return True if both servers have a connection with each other, and if not, why."""
         pushed = route.source.has_neighbour(route.target) and route.target.has_neighbour(route.source)

@@ -413,12 +413,12 @@ class Run:
         if not ready.ready:
             await self._server_lost(Over(ready.reason), plan, at_first_token=True)
             return
-        # 2. Check that the file is still the same, and that drafts pay.
+        # 2. Check that the file is still the same, and that sums and drafts are as the plan counts on.
         if not (self._model.file.stat_unchanged() and self._model.file.paths_unchanged()):
             self.end.say(f"the model file `{self._model.file.name}` was changed while it was loaded")
             return
         sampling = self._sampling(plan, ready.settings)
-        if why := await self._try_drafts(sampling, loop.time() - began):
+        if why := await self._try_sums() or await self._try_drafts(sampling, loop.time() - began):
             self.replace(why)
             return
         # 3. Tell everybody that the model is loaded.
@@ -427,6 +427,15 @@ class Run:
         await self._time_round(sampling)
         if not self._model.plain_rpc:  # what crosses to those is not seen
             self._server.kill(await self.watch.until_stuck())
+
+    async def _try_sums(self) -> str:
+        """Return why to load the model again, by layers: sums do not go where `auto` expects them."""
+        if not self.is_by_choice or not self._push_plan.indirect:
+            return ""
+        await self.end.word_of_a_lease()  # perhaps a worker's word is still under way
+        if why := self._push_plan.indirect:
+            self._history.ways.fail(why)
+        return why
 
     async def _announce(
         self, plan: Plan, ready: ReadyReport, sampling: DeviceSampling | None, began: float

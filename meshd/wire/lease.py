@@ -337,10 +337,14 @@ class Introduced(Message, tag="introduced"):
 
 @dataclass(frozen=True, slots=True)
 class Reached(Message, tag="reached"):
-    """The worker says what came of a Neighbour: `why_not` is empty when there is a way to it."""
+    """The worker says what came of a Neighbour: `why_not` is empty when there is a way to it.
+
+    `direct`: it goes from mesh-server to mesh-server, past both daemons.
+    """
 
     number: _Number
     why_not: Prose
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

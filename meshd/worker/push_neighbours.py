@@ -356,7 +356,7 @@ class PushNeighbours:
                 await self._none(peer, number, error.what)
                 return
             self._use(way, number)
-            await self._messages.send(Reached(number, "").encode())
+            await self._messages.send(Reached(number, "", direct=True).encode())
             LOG.info("push_way", peer=peer.short, kind=way.status.listen)
             await _until_ended(asked)
         finally:

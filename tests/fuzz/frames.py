@@ -246,6 +246,7 @@ TARGETS = (
             lease.Introduced(),
             lease.Neighbour(7, bytes(32), bytes(16), 1, True, True),
             lease.Reached(7, "no way"),
+            lease.Reached(7, "", direct=True),
             lease.Reserve((1 << 30, 0)),
             lease.Grant(bytes(16), compressed=1),
             lease.Progress("hashing"),

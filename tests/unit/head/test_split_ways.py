@@ -10,6 +10,7 @@ import pytest
 from meshd.gateway.interface import AnswerTimings
 from meshd.head import run as run_module
 from meshd.head.better_load import UNASKED_SECONDS, SplitNow
+from meshd.head.leases import UNCONNECTED, PushPlan
 from meshd.head.run import Run
 from meshd.head.split_ways import SplitWays
 from meshd.model.layer_work import LayerWork
@@ -22,10 +23,11 @@ from meshd.plan.machines import Machines
 from meshd.plan.reasons import NotTogether, OtherWay, TogetherByChoice
 from meshd.plan.wishes import HeadOptions
 
-from tests.unit.head.scene import Scene, scene
+from tests.unit.head.scene import Scene, scene, view
 from tests.unit.head.test_leases import held, yes
 from tests.unit.head.test_run_mesh import until_started_anew
 from tests.unit.head.test_speculation import PLAN
+from tests.unit.rpc import mesh_talk as talk
 
 pytestmark = pytest.mark.virtual
 
@@ -63,9 +65,11 @@ class Choice:
 
 @asynccontextmanager
 async def together(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, split: str = "auto"
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, split: str = "auto", are_direct: bool = True
 ) -> AsyncIterator[tuple[Scene, Choice]]:
     choice = Choice()
+    if are_direct:  # no mesh-server runs here that could connect
+        monkeypatch.setattr(PushPlan, "indirect", "")
     monkeypatch.setattr(run_module, "plan_model", choice)
     async with scene(folder, min_workers=2, devices=("none",), split=split) as it:
         for name in ("anna", "bert"):
@@ -110,6 +114,28 @@ async def loaded(it: Scene) -> None:
     it.start()
     await it.until(ModelState.READY)
     assert is_by_tensors(it) and it.model.split_why.startswith("each layer on `anna` and `bert`: a prompt of")
+
+
+@pytest.mark.parametrize(
+    ("are_connected", "why"),
+    [(True, "results cross both daemons"), (False, UNCONNECTED)],
+)
+async def test_a_run_whose_sums_do_not_go_past_the_daemons_is_by_layers_before_anybody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_connected: bool, why: str
+) -> None:
+    async with together(tmp_path, monkeypatch, are_direct=False) as (it, _):
+        ready = await held(it)
+        child = it.llama
+        assert is_by_tensors(it)
+        if are_connected:
+            for place in (0, 1):
+                view(it.bench, place).from_peer(talk.welcome() + talk.met(1 - place))
+        it.bench.ready = None
+        ready.set_result(yes())
+        await until_started_anew(it, child)
+        await it.until(ModelState.READY)
+        assert not is_by_tensors(it)
+        assert f"a run by tensors ended before it answered (anna → bert: {why})" in it.model.split_why
 
 
 def answer(it: Scene) -> None:

@@ -57,7 +57,7 @@ async def test_the_servers_get_a_connection_that_ends_with_the_lease_or_the_stre
     async with lent(tmp_path) as (it, call, _grant, server):
         other = OtherHere(it)
         await says(call, other.introduction(), Introduced())
-        assert await call.hears() == Reached(3, "")
+        assert await call.hears() == Reached(3, "", direct=True)
         assert it.bench.tunnels == [], "nothing passes the daemons"
         (asked,) = other.streams
         assert await heard(asked) == TAKEN

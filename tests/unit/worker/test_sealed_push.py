@@ -172,7 +172,7 @@ async def test_who_opens_offers_a_connection_and_uses_what_the_other_confirms(
         assert list(one.port.awaited) == ([] if reaching else [tag])
         assert one.kinds() == [], "not before the other one confirms"
         await asked.write(COME)
-        assert await one.call.hears() == Reached(3, "")
+        assert await one.call.hears() == Reached(3, "", direct=True)
         assert await heard(asked) == TAKEN
         assert one.it.bench.tunnels == [], "nothing passes the daemons"
         (shown,) = one.it.worker.status.tunnels
