@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from meshd.base.errors import Refused, UserError
 from meshd.base.fault_boundary import Contained, Fault
+from meshd.base.units import in_number
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
@@ -79,6 +80,7 @@ from meshd.plan.ways import CLEARLY, WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
+_LEAST_TOGETHER = 2  # workers
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
 _LEAST_GAIN = 0.03  # of an answer's time, of an advice: predictions are no more exact than that
 T = TypeVar("T")
@@ -186,11 +188,19 @@ def _plan_layers(
 def _plan_tensors(
     layers: ModelLayers, work: LayerWork, machines: Machines, options: HeadOptions
 ) -> SplitChoice:
-    """Plan by tensors, or else by layers with the reason. Raises as plan_model."""
+    """Plan by tensors, or else by layers with the reason. Raises as plan_model.
+
+    Also by layers each worker takes part: the user demanded them, and the head waits until one is there.
+    """
     try:
+        if len(machines.offers) < _LEAST_TOGETHER:
+            there = in_number(len(machines.offers), "worker")
+            raise Refused(
+                f"`--split tensor` needs two workers beside this node; it has {there}", code="workers"
+            )
         return _together(layers, work, machines, options)
     except (NoSplit, Refused) as error:
-        otherwise = plan_model(layers, work, machines, replace(options, split="layers"))
+        otherwise = plan_model(layers, work, machines, replace(options, split="always"))
         return otherwise.because(NotByTensors(error.what))
 
 

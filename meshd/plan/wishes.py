@@ -407,7 +407,7 @@ class HeadOptions(ModelSettings):
             return "`--tensor-split`"
         if self.devices == ("none",):
             return "`--device none`"
-        return f"{'`--rpc`' if self.rpc else '`--split always`'} without `--min-workers 0`"
+        return f"{'`--rpc`' if self.rpc else f'`--split {self.split}`'} without `--min-workers 0`"
 
 
 def shape_of(layers: ModelLayers, options: HeadOptions) -> ContextShape:

@@ -121,7 +121,8 @@ def _why(
 
 def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
     assert "architecture `mamba` have not been tried" in _why(arch="mamba")
-    assert "workers" in _why([offer("a", 16)])
+    assert _why([]) == "by layers: `--split tensor` needs two workers beside this node; it has 0 workers"
+    assert _why([offer("a", 16)]).endswith("it has 1 worker")
     assert f"two to {MOST_WORKERS} workers" in _why([offer(f"w{n}", 16) for n in range(MOST_WORKERS + 1)])
     assert "`-fa off` is given" in _why(options=replace(TENSOR, llama_args=("-fa", "off")))
     for option in ("-md", "--model-draft", "--spec_draft_model"):
@@ -134,6 +135,13 @@ def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
         offer("a", 16), offer=replace(offer("a", 16).offer, devices=(device(16), device(16, "GPU")))
     )
     assert "each with one device" in _why([two, offer("b", 16)])
+
+
+def test_a_worker_that_is_left_has_a_part_also_where_the_head_alone_would_be_faster() -> None:
+    """The head waits for one: if the plan did without it, the model would never be loaded."""
+    there = machines([offer("a", 16)], {"head": 1.0, "a": 9.0})
+    assert plan_model(LLAMA, WORK, there, replace(TENSOR, split="layers")).plan.workers == ()
+    assert plan_model(LLAMA, WORK, there, TENSOR).plan.workers == ("a",)
 
 
 def test_workers_that_exchange_nothing_any_more_have_whole_layers() -> None:

@@ -46,7 +46,7 @@ def test_options_of_meshds_own_are_refused_with_the_way_to_go(option: str) -> No
 
 def test_other_options_pass_as_they_stand() -> None:
     given = ("-t", "2", "-ot", "output=CPU", "--chat-template", "chatml")
-    assert read_llama_args(given) == LlamaArgs(rest=given, threads=2)
+    assert read_llama_args(given) == LlamaArgs(rest=given, threads=2, undivided="-ot")
 
 
 @pytest.mark.parametrize(
