@@ -26,7 +26,7 @@ class WhyByLayers(StrEnum):
     DAEMONS = "sums would cross both daemons, as the workers cannot connect and seal"
     MORE_WORKERS = "more workers are demanded than gain from it"
     SHORTER = "answers would be shorter, or fewer at once"
-    IMAGES = "it was not tried with images or sounds"
+    IMAGES = "with images or sounds only `--split tensor` does it"
 
 
 @dataclass(frozen=True, slots=True)
