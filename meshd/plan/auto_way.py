@@ -23,7 +23,10 @@ class WhyByLayers(StrEnum):
     """Say why `auto` splits by layers, beside what speaks against any split by tensors (WayAdvice)."""
 
     ONE_MACHINE = "workers of one machine would share its processors, or a card"
-    DAEMONS = "sums would cross both daemons, as the workers cannot connect and seal"
+    DAEMONS = (
+        "sums would cross both daemons, as the workers cannot connect, or not seal (for that, install "
+        "OpenSSL's headers on both machines, and run `meshd native build`)"
+    )
     MORE_WORKERS = "more workers are demanded than gain from it"
     SHORTER = "answers would be shorter, or fewer at once"
     IMAGES = "with images or sounds only `--split tensor` does it"

@@ -14,7 +14,18 @@ from meshd.base.units import in_number
 from meshd.model.layers import ModelLayers, compute_bound
 from meshd.plan.by_memory import share_out
 from meshd.plan.over_offers import MOST
-from meshd.plan.reasons import ByTensors, Reason, names_of
+from meshd.plan.reasons import (
+    Answers,
+    ByTensors,
+    FullWindows,
+    LeftOut,
+    MicroBatch,
+    OutputOn,
+    Reason,
+    UnknownArchitecture,
+    Without,
+    names_of,
+)
 from meshd.plan.split import DeviceShare, NoSplit, Plan
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
@@ -22,8 +33,9 @@ from meshd.plan.wishes import HeadOptions, read_llama_args
 ARCHITECTURES = frozenset({"gemma3", "gpt-oss", "llama", "qwen2", "qwen3", "qwen3moe"})
 # Of these, those with which llama-server ends when it is given an image.
 _WITHOUT_IMAGES = frozenset({"gemma3"})
-MOST_WORKERS = 4
-_ASK_FOR_LAYERS = "serve without `--split tensor`: the workers then have whole layers"
+MOST_WORKERS = 4  # as the refusal below words it
+# What is so of a plan by layers, and of one by tensors made of it.
+_KEPT = LeftOut | Without | UnknownArchitecture | FullWindows | Answers
 
 
 def for_layers(options: HeadOptions) -> HeadOptions:
@@ -67,7 +79,14 @@ def by_tensors(
     if why_not:
         raise NoTensorSplit(why_not)
     idle = [replace(share, layers=0) for share in plan.shares if not share.layers]
-    reasons: tuple[Reason, ...] = (ByTensors(plan.nodes),)
+    reasons: list[Reason] = [ByTensors(plan.nodes), OutputOn("all workers")]
+    reasons += [reason for reason in plan.reasons if isinstance(reason, _KEPT)]
+    if not micro_batch:
+        gpus = sum(share.device.is_gpu for share in shares)
+        cpus = len(shares) - gpus
+        reasons.append(
+            MicroBatch(shape.step_tokens, gpus, cpus, for_slots=shape.parallel > MOST, at_once=True)
+        )
     return replace(
         plan,
         shares=(*idle, *shares),
@@ -76,7 +95,7 @@ def by_tensors(
         override_tensor="",
         input_on_worker=False,
         by_tensors=True,
-        reasons=(*reasons, *plan.reasons),
+        reasons=tuple(reasons),
     )
 
 
@@ -84,7 +103,7 @@ class NoTensorSplit(NoSplit):
     """Refuse a split by tensors, and say `why`."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"the model cannot be split by tensors: {why}", hint=_ASK_FOR_LAYERS)
+        super().__init__(f"the model cannot be split by tensors: {why}")
         self.why = why
 
 
@@ -112,7 +131,7 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
         return "all devices of the plan must be those of workers that compute"
     if not 2 <= len(devices) <= MOST_WORKERS or len({device.node for device in devices}) < len(devices):
         there = in_number(len(devices), "device")
-        return f"it takes two to {MOST_WORKERS} workers, each with one device; there: {there}"
+        return f"it takes two to four workers, each with one device; there: {there}"
     if plan.override_tensor:
         return "the matrix that makes logits must be on the workers"
     if not args.flash_attention:

@@ -367,18 +367,21 @@ class MicroBatch:
     """Count the tokens of a prompt that are computed at once.
 
     `gpus` and `cpus`: the devices that have layers. `for_slots`: there are as many only to compute a round of
-    all slots at once.
+    all slots at once. `at_once`: these compute each micro batch together.
     """
 
     tokens: int
     gpus: int
     cpus: int
     for_slots: bool = False
+    at_once: bool = False
 
     def __str__(self) -> str:
         text, stages = f"micro batches of {self.tokens} tokens", self.gpus + self.cpus
         if self.for_slots:
             return f"{text}: one for each slot"
+        if self.at_once:
+            return f"{text}: all workers compute each together"
         if stages < 2:
             return f"{text}: one device computes"
         kinds = "GPUs" if not self.cpus else "CPUs" if not self.gpus else "CPUs and GPUs"
@@ -493,11 +496,13 @@ def brief(reasons: Sequence[Reason], *, estimated: Collection[str] = ()) -> str:
 
     `estimated`: nodes whose speed was estimated for it.
     """
+    says_enough = isinstance(reasons[0], ByMemory | ComparisonFailed)
     shown = [reasons[0]]
-    if not isinstance(reasons[0], ByMemory | ComparisonFailed):
-        shown += [
-            reason for reason in reasons[1:] if _is_left_for_good(reason) or isinstance(reason, OtherWay)
-        ]
+    shown += [
+        reason
+        for reason in reasons[1:]
+        if isinstance(reason, OtherWay) or (_is_left_for_good(reason) and not says_enough)
+    ]
     by_estimates = f" (by estimates of {', '.join(sorted(estimated))})" if estimated else ""
     return f"{in_words(shown)}{by_estimates}"
 
@@ -679,8 +684,9 @@ def _source(*, by_user: bool) -> str:
 
 
 def names_of(nodes: Sequence[str]) -> str:
-    """Join the names of nodes as texts have them."""
-    return " and ".join(f"`{node}`" for node in nodes)
+    """List the names of nodes as texts have them."""
+    names = [f"`{node}`" for node in nodes]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _in_order(nodes: Sequence[str]) -> str:

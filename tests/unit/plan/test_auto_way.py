@@ -176,7 +176,8 @@ def test_a_plan_says_what_auto_makes_of_both_ways() -> None:
     text, is_chosen = shown(FAST)
     assert not is_chosen and text.endswith(
         "`--split tensor` is worth it; `auto` stays by layers: sums would cross both daemons, as the workers "
-        "cannot connect and seal"
+        "cannot connect, or not seal (for that, install OpenSSL's headers on both machines, and run "
+        "`meshd native build`)"
     )
     assert shown(SEALED, AutoWay(failed="it ended"))[0].endswith("`auto` stays by layers: it ended")
     for scene in (replace(FAST, path=WIFI), replace(SEALED, options=replace(SEALED.options, split="layers"))):

@@ -10,7 +10,22 @@ from meshd.model.output import DevicePath
 from meshd.plan.by_tensors import MOST_WORKERS
 from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import Machines, NodeOffer
-from meshd.plan.reasons import ByTensors, NotByTensors, brief, in_words
+from meshd.plan.reasons import (
+    AllOn,
+    Answers,
+    AsGiven,
+    ByMemory,
+    ByTensors,
+    ComparisonFailed,
+    HeadCpu,
+    InProportion,
+    MicroBatch,
+    NotByTensors,
+    OutputOn,
+    SplitComparison,
+    brief,
+    in_words,
+)
 from meshd.plan.split import followers, placed_tensors
 from meshd.plan.wishes import HeadOptions
 
@@ -43,6 +58,24 @@ def test_two_workers_have_half_of_each_layer_and_the_head_none() -> None:
     assert value_of("-sm", arguments) == "tensor" and value_of("-fa", arguments) == "on"
     assert value_of("-dev", arguments) == "RPC0,RPC1" and value_of("-ts", arguments) == "15,15"
     assert value_of("-ngl", arguments) == "31" and "-ot" not in arguments
+
+
+def test_its_reasons_are_not_those_of_a_split_by_layers() -> None:
+    three = machines([offer("a", 16), offer("b", 16), offer("c", 16)], {})
+    by_layers = planned(three, replace(OPTIONS, split="always", devices=("none",)))
+    assert any(isinstance(reason, InProportion) for reason in by_layers.plan.reasons)
+    found = planned(three)
+    dropped = InProportion | AsGiven | AllOn | HeadCpu | SplitComparison | ByMemory | ComparisonFailed
+    assert not [reason for reason in found.plan.reasons if isinstance(reason, dropped)]
+    assert [str(reason) for reason in found.plan.reasons if isinstance(reason, OutputOn | MicroBatch)] == [
+        "output on all workers",
+        "micro batches of 512 tokens: all workers compute each together",
+    ]
+    assert found.plan.shape.step_tokens == 512
+    assert in_words(found.plan.reasons).startswith("each layer on `a`, `b` and `c`, as `--split tensor` says")
+    assert any(isinstance(reason, Answers) for reason in found.plan.reasons), "that is so"
+    with_shares = planned(three, replace(TENSOR, tensor_split=(2.0, 1.0, 1.0), llama_args=("-ub", "64")))
+    assert not [reason for reason in with_shares.plan.reasons if isinstance(reason, dropped | MicroBatch)]
 
 
 BETWEEN = dict.fromkeys((("a", "b"), ("b", "a")), DevicePath(0.0002, 1e8))
@@ -123,7 +156,9 @@ def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
     assert "architecture `mamba` have not been tried" in _why(arch="mamba")
     assert _why([]) == "by layers: `--split tensor` needs two workers beside this node; it has 0 workers"
     assert _why([offer("a", 16)]).endswith("it has 1 worker")
-    assert f"two to {MOST_WORKERS} workers" in _why([offer(f"w{n}", 16) for n in range(MOST_WORKERS + 1)])
+    assert MOST_WORKERS == 4 and "two to four workers, " in _why(
+        [offer(f"w{n}", 16) for n in range(MOST_WORKERS + 1)]
+    )
     assert "`-fa off` is given" in _why(options=replace(TENSOR, llama_args=("-fa", "off")))
     for option in ("-md", "--model-draft", "--spec_draft_model"):
         assert f"`{option}` names one" in _why(options=replace(TENSOR, llama_args=(option, "small.gguf")))

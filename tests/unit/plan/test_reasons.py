@@ -74,6 +74,7 @@ REASONS: list[tuple[r.Reason, str]] = [
         "layers by memory, as splits could not be compared (a comparison: ZeroDivisionError)",
     ),
     (r.ByTensors(("a", "b")), "each layer on `a` and `b`, as `--split tensor` says"),
+    (r.ByTensors(("a", "b", "c")), "each layer on `a`, `b` and `c`, as `--split tensor` says"),
     (r.NotByTensors("`no_push` is set"), "by layers: `no_push` is set"),
     (
         r.TogetherByChoice(("a", "b"), 2000, 500, 40.04, 51.2),
@@ -107,6 +108,10 @@ REASONS: list[tuple[r.Reason, str]] = [
     (r.LeftOut("a", "CUDA0", r.NoFreeMemory()), "a CUDA0 left out: it has no free memory"),
     (r.UnknownArchitecture("x"), "architecture `x` is unknown: its cache size is an upper bound"),
     (r.MicroBatch(200, 0, 2, for_slots=True), "micro batches of 200 tokens: one for each slot"),
+    (
+        r.MicroBatch(512, 0, 2, at_once=True),
+        "micro batches of 512 tokens: all workers compute each together",
+    ),
     (r.MicroBatch(512, 1, 0), "micro batches of 512 tokens: one device computes"),
     (r.MicroBatch(512, 2, 0), "micro batches of 512 tokens: fastest for 2 GPUs in turn, estimated"),
     (r.MicroBatch(128, 0, 2), "micro batches of 128 tokens: fastest for 2 CPUs in turn, estimated"),
@@ -185,6 +190,9 @@ def test_in_short_are_the_first_reason_and_what_no_split_could_use() -> None:
     chosen = (r.SplitComparison(HERE), *rest)
     assert brief(chosen) == "not split: it runs on `head` alone; without `d`: busy; b CPU left out: odd"
     assert brief((r.ByMemory(), *rest)) == in_words((r.ByMemory(),)), "that says what is missing"
+    differs = r.OtherWay(by_tensors=True)
+    for first in (r.ByMemory(), r.ComparisonFailed("odd")):
+        assert brief((first, *rest, differs)) == in_words((first, differs)), "texts may go on differently"
     estimated = "not split: it runs on `head` alone (by estimates of a, b)"
     assert brief(chosen[:1], estimated={"b", "a"}) == estimated
 

@@ -246,7 +246,7 @@ def test_why_there_is_no_such_split() -> None:
         "not by tensors: models of the architecture `mamba` have not been tried"
     )
     alone = str(replace(FAST, slower=(1.0,)).compared())
-    assert alone == "not by tensors: it takes two to 4 workers, each with one device; there: 1 device"
+    assert alone == "not by tensors: it takes two to four workers, each with one device; there: 1 device"
     nobody = replace(FAST.machines, offers=())
     plans = [choice.plan for choice in FAST.chosen]
     assert compare_ways(FAST.layers, FAST.work, nobody, OPTIONS, plans, drafts=False) is None
