@@ -306,7 +306,7 @@ def test_as_long_as_nothing_changes_load_plan_and_why_give_one_figure() -> None:
     assert to_fields(reply.advice)["generate_tok_s"] == round(planned, 2)
     assert reply.since_load == ()
     assert reply.ways is not None and reply.ways.tensors_tok_s is None
-    assert reply.ways.text.startswith("not by tensors: it takes two to 4 workers")
+    assert reply.ways.text.startswith("not by tensors: it takes two to four workers")
 
 
 def test_a_plan_shows_both_ways_or_why_there_is_one() -> None:
