@@ -136,6 +136,7 @@ class PlanView:
     what nodes have: then all is read from their own files. `answer_s`: of a prompt of `prompt_tokens` and an
     answer of `answer_tokens`, by which splits are compared.
     `parts`: what a token and a prompt are the sums of. `ctx_note`: why `ctx_size` is less than asked for.
+    `by_tensors`: each device has its share of every layer, as large as so many `layers`.
     """
 
     nodes: tuple[PlannedNode, ...]
@@ -158,6 +159,7 @@ class PlanView:
     parts: tuple[PlanPart, ...] = ()
     speculation: PlanSpeculation | None = None
     ctx_note: str = ""
+    by_tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from meshd.base.units import in_memory, in_number, in_time, without_numbers
 from meshd.cli.layout import State
 from meshd.cli.output import Output
 from meshd.identity.naming import WORKER_ROLE
-from meshd.model.status import LentMemory, LentState, ModelState, ModelStatus
+from meshd.model.status import LentMemory, LentState, ModelState, ModelStatus, of_each_layer
 
 LOOK_SECONDS = 1.0
 ELAPSED_SECONDS = 3.0  # a step that takes longer shows for how long it runs
@@ -237,7 +237,12 @@ def _models(before: Sequence[ModelStatus], now: Sequence[ModelStatus]) -> Iterat
             continue
         if model.state == ModelState.READY:
             used = [part for part in model.split if part.layers]
-            parts = ", ".join(f"{part.node} {in_number(part.layers, 'layer')}" for part in used)
+            if model.by_tensors:
+                shares = of_each_layer([part.layers for part in used])
+                held = [f"{share} of each layer" for share in shares]
+            else:
+                held = [in_number(part.layers, "layer") for part in used]
+            parts = ", ".join(f"{part.node} {what}" for part, what in zip(used, held, strict=True))
             took = f" in {model.load_seconds:.1f} s" if model.load_seconds is not None else ""
             yield Line((f"{model.name} ", State("loaded"), took, f": {parts}" if parts else ""))
         elif model.state in (ModelState.DEGRADED, ModelState.UNLOADED):

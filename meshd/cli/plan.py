@@ -37,6 +37,7 @@ from meshd.cli.pull_model import watched
 from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
 from meshd.config.tree import Config, home_here
 from meshd.model.layer_range import parse_layer_range
+from meshd.model.status import of_each_layer
 from meshd.model.time_account import TimeAccount
 
 _LONGEST = "max"
@@ -152,8 +153,11 @@ def _show(reply: PlanReply, out: Output) -> None:
     out.line()
     # Its devices, and the alternatives.
     out.table(
-        ("NODE", "DEVICE", "LAYERS", "MEMORY"),
-        [(part.node, part.device, str(part.layers), in_memory(part.memory_bytes)) for part in best.nodes],
+        ("NODE", "DEVICE", "OF EACH LAYER" if best.by_tensors else "LAYERS", "MEMORY"),
+        [
+            (part.node, part.device, layers, in_memory(part.memory_bytes))
+            for part, layers in zip(best.nodes, _layers_of(best), strict=True)
+        ],
     )
     out.line()
     shown = [best, *(plan for plan in reply.plans if plan is not best)][:_SHOWN]
@@ -197,7 +201,11 @@ def _drafts(found: PlanSpeculation) -> str:
 
 
 def _row(plan: PlanView) -> tuple[str, ...]:
-    split = " ".join(f"{part.node}:{part.layers}" for part in plan.nodes)
+    held = zip(plan.nodes, _layers_of(plan), strict=True)
+    if plan.by_tensors:
+        split = f"each layer: {', '.join(f'{part.node} {share}' for part, share in held)}"
+    else:
+        split = " ".join(f"{part.node}:{layers}" for part, layers in held)
     return (
         split,
         f"{plan.answer_s:.1f} s",
@@ -207,6 +215,12 @@ def _row(plan: PlanView) -> tuple[str, ...]:
         f"{plan.load_s:.1f} s",
         in_bytes(plan.bytes_per_token),
     )
+
+
+def _layers_of(plan: PlanView) -> list[str]:
+    """Return how many layers each device has, or by tensors how much of each layer."""
+    layers = [part.layers for part in plan.nodes]
+    return of_each_layer(layers) if plan.by_tensors else [str(count) for count in layers]
 
 
 def model_for_plan(text: str, config: Config, client: Client, held: ExitStack, out: Output) -> Path:

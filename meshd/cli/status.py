@@ -30,6 +30,7 @@ from meshd.model.status import (
     Speeds,
     SplitPart,
     StandbyStatus,
+    of_each_layer,
 )
 
 WATCH_SECONDS = 1.0
@@ -293,9 +294,14 @@ def _show_model(model: ModelStatus, out: Output) -> None:
         out.field("", f"and {len(unusable) - _SHOWN_TENSORS} more (all of them with --json)")
     # The split.
     if model.split:
+        counts = [part.layers for part in model.split]
+        layers = of_each_layer(counts) if model.by_tensors else [str(count) for count in counts]
         out.table(
-            ("NODE", "DEVICE", "LAYERS", "WEIGHTS", "PUSH"),
-            [(s.node, s.device, str(s.layers), in_bytes(s.bytes), _push(s)) for s in model.split],
+            ("NODE", "DEVICE", "OF EACH LAYER" if model.by_tensors else "LAYERS", "WEIGHTS", "PUSH"),
+            [
+                (part.node, part.device, held, in_bytes(part.bytes), _push(part))
+                for part, held in zip(model.split, layers, strict=True)
+            ],
             label="",
             below="PUSH",
         )

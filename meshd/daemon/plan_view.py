@@ -33,6 +33,7 @@ from meshd.head.speculation import DraftForecast
 from meshd.model.device_speed import DeviceSpeed, reference_rates
 from meshd.model.layer_range import parse_layer_range
 from meshd.model.output import DevicePath
+from meshd.model.status import of_each_layer
 from meshd.plan.choose_split import SplitChoice
 from meshd.plan.machines import Machines
 from meshd.plan.over_offers import ModelFit
@@ -91,7 +92,8 @@ def _plan_view(choice: SplitChoice, drafts: DraftForecast) -> PlanView:
         ctx_note=plan.answers.note if plan.answers is not None else "",
         slots=plan.shape.parallel,
         ubatch=plan.shape.step_tokens,
-        output_on=worker.label if worker is not None else "head",
+        output_on="all workers" if plan.by_tensors else worker.label if worker is not None else "head",
+        by_tensors=plan.by_tensors,
         measured=predicted.is_measured,
         why=in_words(choice.reasons or plan.reasons),
         answer_s=choice.seconds,
@@ -155,7 +157,7 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         WhyReply,
         found,
         model=model,
-        split=" → ".join(f"{part.node} {part.device}: {part.layers}" for part in found.split if part.layers),
+        split=_split_in_words(found),
         requests=found.active,
         answers=tuple(answers),
         advice=AdviceView(
@@ -172,6 +174,15 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         since_load=tuple(map(str, advice.now.changes_since(at_load))),
         ways=_ways_view(advice.ways),
     )
+
+
+def _split_in_words(found: Explained) -> str:
+    held = [part for part in found.split if part.layers]
+    if not found.facts.plan.by_tensors:
+        return " → ".join(f"{part.node} {part.device}: {part.layers}" for part in held)
+    shares = of_each_layer([part.layers for part in held])
+    parts = [f"{part.node} {part.device} {share}" for part, share in zip(held, shares, strict=True)]
+    return f"each layer: {', '.join(parts)}"
 
 
 def _answer(timed: TimedAnswer, now: float) -> AnswerTime:

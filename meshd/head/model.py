@@ -275,6 +275,7 @@ class Model:
             tensors_from_network=loaded.report.from_network,
             bytes_per_token=self._bytes_per_token(),
             split=loaded.split,
+            by_tensors=loaded.plan is not None and loaded.plan.by_tensors,
             split_why=in_words(loaded.plan.reasons) if loaded.plan is not None else "",
             answers=loaded.answers,
             predicted=loaded.predicted,

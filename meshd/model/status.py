@@ -4,6 +4,7 @@ The roles, the API and `meshd status` report it. `meshd status --json` shows the
 be added, never renamed or dropped. Times are in seconds, sizes in bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,6 +33,11 @@ class SplitPart:
     bytes: int  # of weights
     push: bool | None = None  # activations come directly from the previous worker; null: there is none
     why_no_push: str = ""  # why activations go through the head
+
+
+def of_each_layer(layers: Sequence[int]) -> list[str]:
+    """Word the share of every layer that each device has by tensors, if it is worth so many layers."""
+    return [f"{count / max(1, sum(layers)):.0%}" for count in layers]
 
 
 NOT_HELD = "no such hash"
@@ -155,6 +161,7 @@ class ModelStatus:
     split_why: str = ""  # all reasons for the split
     fallback: str = ""  # the fallback file in use
     weights_fetched_bytes: int = 0  # fetched by workers before this load
+    by_tensors: bool = False  # each device has its share of every layer, as large as so many `layers`
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,14 @@ def test_the_parts_of_a_machine_are_summed_by_model() -> None:
     assert rows["desk"]["parted"] == "1 layer of qwen3-14b-q4"
 
 
+def test_by_tensors_a_machine_has_a_share_of_each_layer() -> None:
+    split = [SplitPart("attic", "CPU", 3, 30), SplitPart("desk", "CPU", 1, 10)]
+    together = replace(model(ModelState.READY, split=split), by_tensors=True)
+    rows = by_name(replace(status([peer("attic")]), model=together))
+    assert rows["attic"]["parted"] == "75% of each layer of qwen3-14b-q4"
+    assert rows["desk"]["parted"] == "25% of each layer of qwen3-14b-q4"
+
+
 def test_how_far_the_weights_of_a_machine_are() -> None:
     shares = {(0, 0): 0.0, (25, 25): 0.5, (90, 90): 1.0}
     loads = [

@@ -140,6 +140,18 @@ def test_status_says_how_activations_come_from_the_worker_before(daemon: FakeCon
     ]
 
 
+def test_status_says_how_much_of_each_layer_a_worker_has(daemon: FakeControl) -> None:
+    full = full_status()
+    assert full.model is not None
+    part = full.model.split[0]
+    split = (replace(part, layers=20), replace(part, node="attic", layers=10))
+    daemon.state = replace(full, model=replace(full.model, split=split, by_tensors=True))
+    out = meshd("status").out
+    assert "OF EACH LAYER" in out and "LAYERS" not in out
+    rows = [line.split() for line in out.splitlines() if " CPU " in line]
+    assert [(row[0], row[2]) for row in rows] == [("garage", "67%"), ("attic", "33%")]
+
+
 def loading() -> Status:
     """A model that is being loaded over one worker."""
     half = WorkerWeights(node="garage", total_bytes=100, local_bytes=40, missing_bytes=60, sent_bytes=10)

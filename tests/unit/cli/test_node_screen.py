@@ -75,6 +75,13 @@ def test_a_model_that_is_loaded_or_lost_is_news() -> None:
     ready = replace(FULL, model=MODEL)
     degraded = replace(FULL, model=replace(MODEL, state=ModelState.DEGRADED, reason="garage is gone"))
     assert told(loading, ready) == ["SmolLM2 loaded in 0.3 s: garage 15 layers"]
+    assert ready.model is not None
+    [garage] = ready.model.split
+    both = (replace(garage, node="desk", layers=0), garage, replace(garage, node="attic"))
+    by_tensors = replace(ready, model=replace(ready.model, split=both, by_tensors=True))
+    assert told(loading, by_tensors) == [
+        "SmolLM2 loaded in 0.3 s: garage 50% of each layer, attic 50% of each layer"
+    ]
     assert told(ready, degraded) == ["SmolLM2 degraded: garage is gone"]
     assert told(ready, ready) == []
 

@@ -67,6 +67,23 @@ def test_a_plan_for_a_person(daemon: FakeControl, file: Path) -> None:
     assert daemon.asked == [("plan", str(file), 0, 0)]
 
 
+def test_a_plan_by_tensors_shows_how_much_of_each_layer_a_worker_has(
+    daemon: FakeControl, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = fake.planned("each layer on both", ("desk", 20), ("garage", 20))
+    together = replace(together, by_tensors=True, output_on="all workers")
+    monkeypatch.setattr(fake, "PLAN", replace(fake.PLAN, plans=(together, *fake.PLAN.plans)))
+    ran = meshd("plan", "--model", str(file))
+    assert "output on all workers" in ran.out
+    nodes, splits = (table.splitlines() for table in ran.out.split("\n\n")[1:3])
+    assert "OF EACH LAYER" in nodes[0] and "LAYERS" not in nodes[0]
+    assert [line.split()[2] for line in nodes[1:]] == ["50%", "50%"]
+    assert splits[1].startswith("each layer: desk 50%, garage 50% ")
+    assert splits[2].startswith("garage:30 ") and splits[3].startswith("desk:12 garage:18 ")
+    body = json.loads(meshd("plan", "--model", str(file), "--json").out)
+    assert [plan["by_tensors"] for plan in body["plans"]] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("crossing", "said"),
     [

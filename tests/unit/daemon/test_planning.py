@@ -19,9 +19,11 @@ from meshd.devices.device_speeds import DeviceSpeeds
 from meshd.devices.interface import NativeBuild
 from meshd.head.explain import Explained
 from meshd.head.measures import RunFacts
+from meshd.head.speculation import DraftForecast
 from meshd.head.worker_choice import Roster, ServedAs
 from meshd.model.layer_range import LayerRange
 from meshd.model.output import DevicePath
+from meshd.model.status import SplitPart
 from meshd.model.time_account import TimeAccount
 from meshd.plan.choose_split import advise, choose_split, plan_model
 from meshd.plan.machines import Machines
@@ -313,6 +315,35 @@ def test_a_plan_shows_both_ways_or_why_there_is_one() -> None:
     ways = WaysView(layers_tok_s=None, tensors_tok_s=None, text="not by tensors: no cable")
     assert plan_reply("m", "head", [], [], OneWay("no cable")).ways == ways
     assert plan_reply("m", "head", [], []).ways is None
+
+
+def test_a_plan_by_tensors_has_its_output_on_all_workers() -> None:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 1.0, "a": 1.0, "b": 1.0})
+    model, options = replace(MODEL, architecture="llama"), replace(AUTO, devices=("none",), output="head")
+    drafts = DraftForecast(
+        free=0,
+        model=0,
+        free_acceptance=0.0,
+        model_acceptance=0.0,
+        measured=False,
+        repetitive_tok_s=1.0,
+        prose_tok_s=1.0,
+    )
+    shown = [
+        plan_reply("m", "head", [(plan_model(model, WORK, there, asked), drafts)], []).plans[0]
+        for asked in (replace(options, split="tensor"), replace(options, split="always"))
+    ]
+    assert [(plan.by_tensors, plan.output_on) for plan in shown] == [(True, "all workers"), (False, "head")]
+    assert "output on all workers" in shown[0].why and "in proportion" not in shown[0].why
+
+
+def test_why_shows_how_much_of_each_layer_a_worker_has() -> None:
+    found = explained(THERE)
+    split = (SplitPart("head", "CPU", 0, 0), SplitPart("a", "CPU", 20, 0), SplitPart("b", "CPU", 10, 0))
+    assert why_reply("m", replace(found, split=split)).split == "a CPU: 20 → b CPU: 10"
+    together = replace(found.facts, plan=replace(found.facts.plan, by_tensors=True))
+    found = replace(found, split=split, facts=together)
+    assert why_reply("m", found).split == "each layer: a CPU 67%, b CPU 33%"
 
 
 def test_a_reply_shows_both_ways_where_there_are_two_workers() -> None:

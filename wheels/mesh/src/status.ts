@@ -289,6 +289,7 @@ export interface ModelStatus {
 	split_why: string;
 	fallback: string;
 	weights_fetched_bytes: number;
+	by_tensors: boolean;
 }
 
 export interface NatView {
@@ -427,6 +428,7 @@ export interface PlanView {
 	parts: PlanPart[];
 	speculation: PlanSpeculation | null;
 	ctx_note: string;
+	by_tensors: boolean;
 }
 
 export interface PlannedNode {

@@ -100,7 +100,8 @@ export const texts = {
 		moved: (sent: string, received: string) => `${sent} sent, ${received} received`,
 		// what they have
 		layers: (count: number) => `${count} layer${count === 1 ? '' : 's'}`,
-		layersOf: (count: number, model: string) => `${count} layer${count === 1 ? '' : 's'} of ${model}`,
+		ofEach: (share: string) => `${share} of each layer`,
+		of: (part: string, model: string) => `${part} of ${model}`,
 		parts: (count: number) => `parts of ${count} models`,
 		free: (device: string, free: string, total: string) => `${device} ${free} of ${total} free`,
 		ask: 'Check memory on all machines',
@@ -148,11 +149,13 @@ export const texts = {
 		byNetwork: (sent: string, missing: string) => `${sent} of ${missing} over the network`,
 		split: (layers: number, machines: number) =>
 			machines === 1 ? `${layers} layers on one machine` : `${layers} layers split over ${machines} machines`,
+		together: (machines: number) => `each layer on all of ${machines} machines`,
 		table: (name: string) => `The split of ${name}`,
 		columns: {
 			node: 'Machine',
 			device: 'Device',
 			layers: 'Layers',
+			ofEach: 'Of each layer',
 			weights: 'Weights',
 			memory: 'Memory',
 			push: 'Activations arrive'

@@ -106,6 +106,8 @@ export const viewTexts = {
 		node: 'Node',
 		device: 'Device',
 		layers: 'Layers',
+		ofEach: 'Of each layer',
+		together: (shares: string) => `each layer: ${shares}`,
 		memory: 'Memory',
 		rate: (rate: string) => `${rate} tok/s`,
 		served: (head: string, context: number, slots: number) =>

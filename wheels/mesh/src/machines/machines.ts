@@ -1,5 +1,5 @@
 // The machines of the mesh as this node sees them, ready to be shown.
-import { inMilliseconds } from '../amounts.ts';
+import { inMilliseconds, inPercent } from '../amounts.ts';
 import type { LinkView, ModelStatus, PeerView, Status } from '../status.ts';
 import { peerState, whyAway, type Sign } from '../peer_states.ts';
 import { texts } from '../texts.ts';
@@ -14,6 +14,8 @@ export interface Part {
 	model: string;
 	layers: number;
 	bytes: number;
+	/** By tensors: the part of each layer; `layers` are how many it would be worth. */
+	share?: number;
 }
 
 export interface Machine {
@@ -57,7 +59,9 @@ function partsOf(models: ModelStatus[], labels: string[]): Part[] {
 	return models.flatMap((model) => {
 		const own = model.split.filter((part) => labels.includes(part.node));
 		const layers = own.reduce((sum, part) => sum + part.layers, 0);
-		return layers ? [{ model: model.name, layers, bytes: own.reduce((sum, part) => sum + part.bytes, 0) }] : [];
+		const all = model.split.reduce((sum, part) => sum + part.layers, 0);
+		const share = model.by_tensors ? { share: layers / all } : {};
+		return layers ? [{ model: model.name, layers, bytes: own.reduce((sum, part) => sum + part.bytes, 0), ...share }] : [];
 	});
 }
 
@@ -161,9 +165,14 @@ function lineOf(link: LinkView | null): LineKind {
 	return link.path === 'relayed' || link.path === 'punched' ? link.path : 'direct';
 }
 
+/** `12 layers`, or `50% of each layer`. */
+export function partText(part: Part): string {
+	return part.share === undefined ? t.layers(part.layers) : t.ofEach(inPercent(part.share));
+}
+
 /** `12 layers of smollm2` for each model. */
 export function partsText(parts: Part[]): string {
-	return parts.map((part) => t.layersOf(part.layers, part.model)).join(', ');
+	return parts.map((part) => t.of(partText(part), part.model)).join(', ');
 }
 
 /** `punched, 34.0 ms`; empty without a path. */
