@@ -107,7 +107,7 @@ export const viewTexts = {
 		device: 'Device',
 		layers: 'Layers',
 		ofEach: 'Of each layer',
-		together: (shares: string) => `each layer: ${shares}`,
+		eachLayer: (shares: string) => `each layer: ${shares}`,
 		memory: 'Memory',
 		rate: (rate: string) => `${rate} tok/s`,
 		served: (head: string, context: number, slots: number) =>
