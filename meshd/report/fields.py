@@ -66,8 +66,8 @@ SHOWN: Mapping[type, str] = {
     FetchSource: "node bytes problem",
     ModelStatus: "name fingerprint state reason progress load_seconds measuring_seconds weights_local_bytes"
     " weights_network_bytes weights_fetched_bytes tensors_from_network bytes_per_token split split_why"
-    " by_tensors workers too_few_workers answers predicted measured estimated speculation standby fallbacks fallback"
-    " aliases group ttl_s running waiting",
+    " by_tensors workers too_few_workers answers predicted measured estimated speculation standby fallbacks"
+    " fallback aliases group ttl_s running waiting",
     NetworkTensor: "name bytes node reason",
     WorkerWeights: "node total_bytes local_bytes missing_bytes sent_bytes",
     SplitPart: "node device layers bytes push why_no_push",

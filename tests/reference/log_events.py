@@ -199,6 +199,7 @@ EVENTS: Mapping[str, str] = {
     "stream_refused": "a peer opened a stream without access",
     "stun_silent": "no STUN server answered while a reply code was made",
     "surveying": "looking at the machines for a plan: what is measured",
+    "tensors_failed": "a run by tensors that `auto` chose has failed; the next ones are by layers",
     "tracing_off": "traces are wanted and cannot be made, and why",
     "trial_not_kept": "a result could not be saved, and will be computed again",
     "tunnel_broken": "a peer broke the protocol; its connection is closed",
