@@ -25,7 +25,7 @@ from meshd.model.layer_range import LayerRange
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
 from meshd.model.time_account import TimeAccount
-from meshd.plan.choose_split import advise, choose_split, plan_model
+from meshd.plan.choose_split import SplitChoice, advise, choose_split, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.two_ways import OneWay
 from meshd.plan.wishes import HeadOptions
@@ -235,6 +235,28 @@ async def test_a_plan_measures_here_what_this_node_may_compute(tmp_path: Path, *
         [timing] = bench.timings
         assert timing[-1] == ("32=flash_attn:f16:f16:8:8:4:2:4096" if computes else "1=mul_mat:f32:32:64")
         assert timing.count("--time") == (4 if computes else 1)
+
+
+@pytest.mark.virtual
+async def test_a_pair_that_is_kept_apart_is_planned_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Machines] = []
+
+    def ranked(_layers: object, _work: object, there: Machines, _options: object) -> list[SplitChoice]:
+        planned.append(there)
+        raise UserError("it does not fit")
+
+    monkeypatch.setattr("meshd.daemon.planning.ranked_splits", ranked)
+    async with scene(tmp_path) as it:
+        for name in "ab":
+            it.teller(name)
+        planning, _ = planner(it, tmp_path, OPTIONS)
+        model = put(tmp_path / "a.gguf", tiny())
+        planning._serving(model).roster.backoff.part(*(peer.peer for peer in it.head.peers()))
+        with pytest.raises(UserError, match="does not fit"):
+            await planning.plan(PlanRequest(model=str(model)))
+    assert [there.apart for there in planned] == [{frozenset(("a", "b"))}]
 
 
 @pytest.mark.virtual
