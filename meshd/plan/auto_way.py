@@ -22,7 +22,8 @@ RoundSeconds = Callable[[int], float]
 class WhyByLayers(StrEnum):
     """Say why `auto` splits by layers, beside what speaks against any split by tensors (WayAdvice)."""
 
-    ONE_MACHINE = "workers of one machine would share its processors, or a card"
+    ONE_MACHINE = "these workers share a machine or a GPU"
+    UNKNOWN_MACHINE = "a worker does not tell its machine"
     DAEMONS = (
         "sums would cross both daemons, as the workers cannot connect, or not seal (for that, install "
         "OpenSSL's headers on both machines, and run `meshd native build`)"
@@ -62,6 +63,8 @@ def nearest_refusal(predictor: PlanPredictor, machines: Machines) -> str:
 
 def pair_refusal(predictor: PlanPredictor, first: NodeOffer, second: NodeOffer) -> str:
     """Return why `auto` does not have these two compute together; empty if it may."""
+    if "" in (first.offer.machine, second.offer.machine):
+        return WhyByLayers.UNKNOWN_MACHINE
     if not _are_apart(first, second):
         return WhyByLayers.ONE_MACHINE
     way = predictor.way_between(first, second)
@@ -72,16 +75,20 @@ def pair_refusal(predictor: PlanPredictor, first: NodeOffer, second: NodeOffer) 
     return WhyByLayers.DAEMONS if way.between else ""
 
 
-_REFUSALS = ("", WhyByLayers.DAEMONS, WayAdvice.UNMEASURED, WayAdvice.FAR, WhyByLayers.ONE_MACHINE)
+_REFUSALS = (
+    "",
+    WhyByLayers.DAEMONS,
+    WayAdvice.UNMEASURED,
+    WayAdvice.FAR,
+    WhyByLayers.UNKNOWN_MACHINE,
+    WhyByLayers.ONE_MACHINE,
+)
 _lacking = _REFUSALS.index
 
 
 def _are_apart(first: NodeOffer, second: NodeOffer) -> bool:
     """Tell whether their devices are on two machines, or are two cards, for certain."""
-    machines = (first.offer.machine, second.offer.machine)
-    if "" in machines:
-        return False
-    if machines[0] != machines[1]:
+    if first.offer.machine != second.offer.machine:
         return True
     cards = [card_in(offer.devices[0], offer.offer.machine) for offer in (first, second)]
     return "" not in cards and cards[0] != cards[1]

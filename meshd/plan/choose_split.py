@@ -253,8 +253,7 @@ def _choose_way(
     # 2. The best set of workers, compared with what would run, and then with all other splits by layers.
     least, runs = options.least_workers, by_layers[0].plan
     plans = [choice.plan for choice in by_layers]
-    drafts = bool(read_llama_args(options.llama_args).speculation)
-    drafts = drafts or auto.drafts(runs, predictor.rounds_of(runs))
+    drafts = _drafts(runs, options, predictor, auto)
 
     def may(offers: tuple[NodeOffer, ...]) -> bool:
         return len(offers) >= least and may_together(predictor, offers)
@@ -301,7 +300,7 @@ def both_ways(
         return not nodes or {offer.node for offer in offers} == set(nodes)
 
     first = by_layers[0].plan
-    drafts = auto.drafts(first, PlanPredictor(layers, work, machines, options).rounds_of(first))
+    drafts = _drafts(first, options, PlanPredictor(layers, work, machines, options), auto)
     plans = [choice.plan for choice in by_layers]
     found = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
     if not isinstance(found, WaysFound):
@@ -312,6 +311,12 @@ def both_ways(
     elif chosen is not None and found.ways.advice is WayAdvice.WORTH:
         says = auto_refuses(chosen.why)
     return replace(found.ways, auto=says), chosen if isinstance(chosen, SplitChoice) else None
+
+
+def _drafts(by_layers: Plan, options: HeadOptions, predictor: PlanPredictor, auto: AutoWay) -> bool:
+    """Tell whether this plan by layers would run with drafts, of meshd or of llama-server."""
+    asked = bool(read_llama_args(options.llama_args).speculation)
+    return asked or auto.drafts(by_layers, predictor.rounds_of(by_layers))
 
 
 def _holds_less(plan: Plan, other: Plan) -> bool:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import permutations
+from itertools import combinations, permutations
 
 from meshd.model.device_speed import TRIALS_DIFFER
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
+from meshd.model.output import NEAR_SECONDS
 from meshd.plan.machines import Machines, NodeOffer, card_in
 from meshd.plan.prediction import (
     ASSUMED_ANSWER,
@@ -53,11 +54,7 @@ class PlanPredictor:
         local = permutations(here, 2) if options.is_local else ()
         self.paths = {**machines.paths, **dict.fromkeys(local, LOCAL_PATH)}
         """From node to node; those on the head's machine do not use their link."""
-        of_machine = [
-            (first, second)
-            for first, second in permutations([offer.node for offer in machines.offers], 2)
-            if options.is_local and self._machine_of[first] == self._machine_of[second] != ""
-        ]
+        of_machine = _on_one_machine(machines) if options.is_local else ()
         self._paths_of_sums = {**self.paths, **dict.fromkeys(of_machine, LOCAL_PATH)}
 
     def predict(self, plan: Plan) -> PlanOutcome:
@@ -199,3 +196,25 @@ class PlanPredictor:
             self._card_of.get((node, device.name), ""),
             self._machines.lacking.get(node),
         )
+
+
+def _on_one_machine(machines: Machines) -> Iterator[tuple[str, str]]:
+    """Yield pairs of workers, either way round, that name one machine, where what was measured is like it."""
+    of_machine: dict[str, list[NodeOffer]] = {}
+    for offer in machines.offers:
+        if offer.offer.machine:
+            of_machine.setdefault(offer.offer.machine, []).append(offer)
+    for there in of_machine.values():
+        for first, second in combinations(there, 2):
+            if _are_near(first, second, machines):
+                yield from permutations((first.node, second.node), 2)
+
+
+def _are_near(first: NodeOffer, second: NodeOffer, machines: Machines) -> bool:
+    """Tell whether two may be on one machine: either may lie, so all that measured a path has to agree."""
+    between = [machines.paths.get(ends) for ends in permutations((first.node, second.node), 2)]
+    to_head = [offer.path.rtt for offer in (first, second) if offer.path is not None]
+    return (
+        all(path is not None and path.rtt < NEAR_SECONDS for path in between)
+        and max(to_head, default=0.0) - min(to_head, default=0.0) < NEAR_SECONDS
+    )

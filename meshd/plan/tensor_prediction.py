@@ -24,7 +24,7 @@ SUM_RATE = 1.4e9  # bytes a second through the processors of both ends
 SWITCHED_SECONDS = 0.001  # a longer round trip is none of cables and a switch
 PROMPT_GROWTH = 1.07  # processor time of half a prompt: 4.3 s of 8.0
 LOCAL_PATH = DevicePath(0.0, LOCAL_RATE)
-"""Between two nodes on one machine, past their daemons."""
+"""Between two nodes on one machine, past their daemons. Known by identity: a worker may tell such figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _way(
     software = GPU_SUM_SECONDS if first.is_gpu and second.is_gpu else CPU_SUM_SECONDS
     ends = (min(first.node, second.node), max(first.node, second.node))
     both = [path for key in (ends, ends[::-1]) if (path := paths.get(key)) is not None]
-    if LOCAL_PATH in both:
+    if any(path is LOCAL_PATH for path in both):
         return PairWay(ends, LOCAL_PATH, members, software, 0.0, is_known=True, is_rated=True)
     to_head = [member.path for member in (first, second) if member.path is not None]
     known = both or to_head

@@ -89,7 +89,7 @@ def compare_ways(
         tensors=rates[1],
         prompt=CONVERSATION_PROMPT,
         answer=CONVERSATION_ANSWER,
-        pair=None if pair.path == LOCAL_PATH else (pair.path.rtt, pair.path.rate),
+        pair=None if pair.path is LOCAL_PATH else (pair.path.rtt, pair.path.rate),
         on_cable=_on_cable(predictor, split, rates[1].tok_s),
         advice=_advice(split.pairs, *rates, is_measured=is_measured, drafts=drafts),
     )
@@ -136,7 +136,11 @@ def _on_cable(predictor: PlanPredictor, split: Split, tok_s: float) -> float | N
     if any(pair.path.rtt >= SWITCHED_SECONDS for pair in split.pairs):
         return None
     faster = {
-        pair.ends: replace(pair.path, rate=max(pair.path.rate or 0.0, _FAST_CABLE)) for pair in split.pairs
+        ends: pair.path
+        if pair.path is LOCAL_PATH
+        else replace(pair.path, rate=max(pair.path.rate or 0.0, _FAST_CABLE), seals=not pair.between)
+        for pair in split.pairs
+        for ends in (pair.ends, pair.ends[::-1])
     }
     found = predictor.predictor.predict(replace(split, paths=faster)).generate_tok_s
     return found if found > _VISIBLE * tok_s else None

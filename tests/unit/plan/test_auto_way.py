@@ -10,13 +10,27 @@ from meshd.plan.choose_split import SplitChoice, advise, both_ways, choose_split
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import NotTogether, TogetherByChoice, brief
 from meshd.plan.split import Plan
+from meshd.plan.tensor_prediction import LOCAL_PATH
 from meshd.plan.two_ways import TwoWays, WayAdvice
 from meshd.plan.wishes import HeadOptions
 
-from tests.unit.plan.test_ways import FAST, SCENES, WIFI, Scene, by_formula
+from tests.unit.plan.test_ways import (
+    FAST,
+    G1,
+    G10,
+    INTERNET,
+    MINI_PC,
+    MODEL_8B,
+    SCENES,
+    WIFI,
+    Kind,
+    Scene,
+    by_formula,
+)
 
 AUTO = AutoWay()
 SEALED = replace(FAST, seals=True)
+SLOW_GPU = Kind(70e9, 15e-6, 40e-6, is_gpu=True)
 
 
 def planned(scene: Scene, auto: AutoWay | None = AUTO, machines: Machines | None = None) -> SplitChoice:
@@ -137,12 +151,68 @@ def test_a_pair_that_is_kept_apart_is_passed_by() -> None:
     assert "exchange nothing directly any more" in why_not(planned(SEALED, machines=two))
 
 
-@pytest.mark.parametrize("machine", ["", "m of a"])
-def test_processors_have_to_be_those_of_machines_known_to_be_others(machine: str) -> None:
+@pytest.mark.parametrize(
+    ("machine", "why"), [("", WhyByLayers.UNKNOWN_MACHINE), ("m of a", WhyByLayers.ONE_MACHINE)]
+)
+def test_processors_have_to_be_those_of_machines_known_to_be_others(machine: str, why: str) -> None:
     first, second = SEALED.machines.offers
     other = replace(second, offer=replace(second.offer, machine=machine))
     found = planned(SEALED, machines=replace(SEALED.machines, offers=(first, other)))
-    assert why_not(found) == WhyByLayers.ONE_MACHINE
+    assert why_not(found) == why
+
+
+# A worker that lies of what is between it and another one, over the Internet.
+
+
+def over_the_internet(kind: Kind, told: DevicePath | None, machine: str) -> SplitChoice:
+    """Plan with a near worker, and a far one that tells this path to the other, and this machine."""
+    scene = Scene(MODEL_8B, kind, G10)
+    there = scene.machines
+    offers = tuple(
+        replace(
+            offer,
+            path=path,
+            offer=replace(
+                offer.offer,
+                machine=name,
+                devices=tuple(replace(device, card=f"card of {offer.node}") for device in offer.devices),
+            ),
+        )
+        for offer, path, name in zip(there.offers, (G10, INTERNET), ("m of a", machine), strict=True)
+    )
+    paths = {("a", "b"): INTERNET} | ({("b", "a"): told} if told is not None else {})
+    return planned(scene, machines=replace(there, offers=offers, paths=paths))
+
+
+def test_a_worker_makes_no_path_local_by_its_figures() -> None:
+    told = DevicePath(LOCAL_PATH.rtt, LOCAL_PATH.rate)
+    assert why_not(over_the_internet(MINI_PC, told, "m of b")) == WayAdvice.FAR
+
+
+@pytest.mark.parametrize("told", [INTERNET, DevicePath(0.0, 2.5e9), None])
+def test_a_worker_makes_no_path_local_by_the_name_of_a_machine(told: DevicePath | None) -> None:
+    assert why_not(over_the_internet(SLOW_GPU, told, "m of a")) == WayAdvice.FAR
+
+
+def test_cards_of_one_machine_exchange_sums_there() -> None:
+    scene = Scene(MODEL_8B, SLOW_GPU, G10)
+    there = scene.machines
+    offers = tuple(
+        replace(
+            offer,
+            offer=replace(
+                offer.offer,
+                machine="one",
+                devices=tuple(replace(device, card=f"card of {offer.node}") for device in offer.devices),
+            ),
+        )
+        for offer in there.offers
+    )
+    found = planned(scene, machines=replace(there, offers=offers))
+    assert found.plan.by_tensors, "nothing has to be sealed"
+    # One to whom the way from the head is another one is elsewhere.
+    elsewhere = replace(there, offers=(offers[0], replace(offers[1], path=INTERNET)))
+    assert why_not(planned(scene, machines=elsewhere)) == WhyByLayers.DAEMONS
 
 
 def test_it_gives_up_no_context_for_it() -> None:
@@ -187,6 +257,16 @@ def test_a_plan_says_what_auto_makes_of_both_ways() -> None:
         "not by tensors: models of the architecture `mamba` have not been tried",
         False,
     )
+
+
+def test_a_plan_counts_drafts_of_llama_server() -> None:
+    drafting = replace(SEALED, options=replace(SEALED.options, llama_args=("--spec-type", "ngram")))
+    assert shown(drafting) == (shown(SEALED)[0].split("`--split tensor`")[0] + WayAdvice.DRAFTS, False)
+
+
+def test_a_faster_cable_leaves_sums_sealed() -> None:
+    through, sealed = (replace(scene, path=G1).ways().on_cable for scene in (FAST, SEALED))
+    assert through is not None and sealed is not None and sealed > through
 
 
 def test_a_plan_compares_what_auto_chooses_also_where_others_would_be_faster_by_tensors() -> None:
