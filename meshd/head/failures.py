@@ -25,6 +25,7 @@ from meshd.base.peer_limits import APART, EARLY_ENDS, MARKED
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
 from meshd.peer.interface import PeerStatus
+from meshd.plan.machines import IN_DOUBT, INDIRECT
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.wire.lease import WorkerOffer
 from meshd.wire.versions import NativeVersion
@@ -73,6 +74,7 @@ class WorkerBackoff:
         self._failures: dict[PeerId, Mark] = {}
         self._ends: dict[PeerId, Mark] = {}
         self._apart: dict[frozenset[PeerId], None] = {}
+        self._no_sums: dict[frozenset[PeerId], None] = {}
 
     def failed(self, worker: PeerStatus, why: str, now: float) -> None:
         """Note that a load failed because of this worker."""
@@ -137,25 +139,34 @@ class WorkerBackoff:
 
     def part(self, first: PeerId, other: PeerId) -> None:
         """Keep these two from pushing to each other any more."""
-        pair = frozenset((first, other))
-        self._apart.pop(pair, None)
-        self._apart[pair] = None
-        if len(self._apart) > APART.most:
-            del self._apart[next(iter(self._apart))]
+        _remember_pair(self._apart, first, other)
+
+    def keep_from_sums(self, first: PeerId, other: PeerId) -> None:
+        """Keep these two from computing together: they have no connection past both daemons."""
+        _remember_pair(self._no_sums, first, other)
 
     def are_apart(self, first: PeerId, other: PeerId) -> bool:
         """Return True if these two are kept apart."""
         return frozenset((first, other)) in self._apart
 
-    def apart(self, names: Mapping[PeerId, str]) -> frozenset[frozenset[str]]:
-        """Return the pairs that are kept apart, as the workers are named here."""
-        pairs = [pair for pair in self._apart if pair <= names.keys()]
-        return frozenset(frozenset(names[peer] for peer in pair) for pair in pairs)
+    def apart(self, names: Mapping[PeerId, str]) -> dict[frozenset[str], str]:
+        """Return the pairs that may not compute together, as the workers are named here, and why."""
+        reasons = dict.fromkeys(self._no_sums, INDIRECT) | dict.fromkeys(self._apart, IN_DOUBT)
+        pairs = {pair: why for pair, why in reasons.items() if pair <= names.keys()}
+        return {frozenset(names[peer] for peer in pair): why for pair, why in pairs.items()}
 
 
 def _doubled(first: float, times: int, most: float) -> float:
     """Double `first` so many times; nothing before it begins."""
     return min(most, first * 2.0 ** min(times, MOST_DOUBLINGS)) if times >= 0 else 0.0
+
+
+def _remember_pair(pairs: dict[frozenset[PeerId], None], first: PeerId, other: PeerId) -> None:
+    pair = frozenset((first, other))
+    pairs.pop(pair, None)
+    pairs[pair] = None
+    if len(pairs) > APART.most:
+        del pairs[next(iter(pairs))]
 
 
 def _remember(marks: dict[PeerId, Mark], peer: PeerId, mark: Mark) -> None:

@@ -527,13 +527,14 @@ class PushPlan:
         return part
 
     @property
-    def indirect(self) -> str:
-        """Name two workers that have no connection past both daemons, with the reason; empty: all have."""
+    def indirect(self) -> list[tuple[Lease, Lease, str]]:
+        """Return each two workers that have no connection past both daemons, with the reason."""
+        found = []
         for route in self._routes.values():
             pushed, why = self._result(route)
             if not pushed or route.number not in route.source.direct:
-                return f"{route.source.name} → {route.target.name}: {why or 'results cross both daemons'}"
-        return ""
+                found.append((route.source, route.target, why or "results cross both daemons"))
+        return found
 
     def _result(self, route: PushRoute) -> tuple[bool, str]:
         """Return True if both servers have a connection with each other, and if not, why."""

@@ -353,6 +353,7 @@ class Model:
             work = self._standby.beside(run, model, workers)
             why = await contained(work, source="workers", name="model")
         except Fault as error:  # of what a worker said, most likely: another run may do without it
+            run.why = run.why or error.what
             return f"the model cannot be run: {error.what}"
         except MeshdError as error:
             self._end_run(run, workers)
@@ -389,8 +390,9 @@ class Model:
             if (unsteady := backoff.unsteady(worker.peer, now)) is not None:
                 LOG.warning("worker_unsteady", peer=worker.peer.short, name=worker.name, why=unsteady)
         is_tried = was_started and not run.replaced and not self._was_stopped(run)
-        if is_tried and run.is_by_choice and run.has_failed_early(asked=self._active > 0):
-            self._history.ways.fail(run.why)
+        if is_tried and run.is_by_choice and run.ended_itself:
+            lasted = now - run.blame.loaded_at if run.blame.loaded_at is not None else 0.0
+            self._history.ways.ended(run.why, lasted=lasted, answered=run.measures.has_answered)
         if run.loaded:
             failures.was_ready()
         elif run.server_died is not None:

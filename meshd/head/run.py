@@ -206,6 +206,7 @@ class Run:
         self.loaded = self.replaced = False
         self.result = LoadedModel()
         self.crashed = False  # llama-server ended by itself, and no worker before it
+        self.ended_itself = False  # llama-server did, and no worker is known to be the reason
         self.server_died: ServerDied | None = None
         self.why = ""
         """Why it has ended."""
@@ -230,13 +231,6 @@ class Run:
         """Return True if all its workers compute each layer together."""
         facts = self.measures.facts
         return facts is not None and facts.plan.by_tensors
-
-    def has_failed_early(self, *, asked: bool) -> bool:
-        """Return True if it has ended before anything was answered, and not while nobody `asked`.
-
-        A model that was ready may lose a worker at any time, which says nothing of how it is split.
-        """
-        return not self.loaded or (not self.measures.has_answered and (asked or self.crashed))
 
     @property
     def workers(self) -> Sequence[PeerId]:
@@ -268,7 +262,8 @@ class Run:
             self.why = await self._live(workers)
             return self.why
         except OSError as error:  # no descriptor is free, the disk is full: that may pass
-            return f"the model cannot be run: {(error.strerror or str(error)).lower()}"
+            self.why = f"the model cannot be run: {(error.strerror or str(error)).lower()}"
+            return self.why
         except MeshdError as error:
             self.why = error.what
             raise
@@ -429,12 +424,21 @@ class Run:
             self._server.kill(await self.watch.until_stuck())
 
     async def _try_sums(self) -> str:
-        """Return why to load the model again, by layers: sums do not go where `auto` expects them."""
+        """Return why to load the model again: sums of some do not go where `auto` expects them.
+
+        These do not compute together any more. Others may, else the next run is by layers.
+        """
         if not self.is_by_choice or not self._push_plan.indirect:
             return ""
         await self.end.word_of_a_lease()  # perhaps a worker's word is still under way
-        if why := self._push_plan.indirect:
-            self._history.ways.fail(why)
+        for source, target, why in self._push_plan.indirect:
+            self._history.roster.backoff.keep_from_sums(source.peer, target.peer)
+            LOG.warning("sums_indirect", source=source.name, target=target.name, why=why)
+        named = [f"{source.name} → {target.name}: {why}" for source, target, why in self._push_plan.indirect]
+        if not named:
+            return ""
+        why = f"sums do not go past both daemons ({'; '.join(named)})"
+        self._history.ways.indirect(why)
         return why
 
     async def _announce(
@@ -502,6 +506,7 @@ class Run:
                 over = Over(f"{self._server.report.exceeded}; {over.why}", over.tail)
         known = self.end.known or (not self.loaded and self._leases.device_failed)
         lease = self._leases.at(over.endpoint)
+        self.ended_itself |= not (known or over.endpoint or over.from_outside)
         if not known and lease is not None:
             self.blame.ended(lease.peer, over.why, self._push_plan.others(lease.peer, over.why))
         # 3. Else it is llama-server's own failure, and counts if the model was not ready.

@@ -1,16 +1,20 @@
 """Remember how the runs of one model were split, by layers or by tensors, and whether the latter failed.
 
-An assert of llama.cpp's Meta device ends llama-server, while the model is loaded or with the first tokens. A
-run by tensors that `--split auto` chose and that ends like this is the last one of this daemon: whoever has
-not asked for it is to find out as little as possible of it.
+An assert of llama.cpp's Meta device ends llama-server, while the model is loaded, with the first tokens, or
+with some later batch. A run by tensors that `--split auto` chose and that ends like this is the last one of
+this daemon: whoever has not asked for it is to find out as little as possible of it. Only llama-server's own
+end counts: a worker that refuses, or is lost, says nothing of the split (failures.py).
 """
 
 from dataclasses import replace
 
 from meshd.base import log
+from meshd.head.failures import STEADY_SECONDS
 from meshd.plan.reasons import OtherWay
 from meshd.plan.split import Plan
 
+_LATE_ENDS = 2  # in a row, behind the first answer: once may be chance, or the request
+_INDIRECT_LOADS = 3  # in a row, which nobody could use: each with other workers
 LOG = log.get("serve")
 
 
@@ -21,15 +25,33 @@ class SplitWays:
         self.failed = ""
         """Why `--split auto` does not choose tensors any more; empty: it may."""
         self._last: bool | None = None  # by tensors, of the run that was ready last
+        self._late_ends = 0
+        self._indirect = 0
 
-    def fail(self, why: str) -> None:
-        """Note that a run by tensors has ended before it had answered anything."""
-        self.failed = f"a run by tensors ended before it answered ({why}); it is tried again after a restart"
-        LOG.warning("tensors_failed", why=why)
+    def ended(self, why: str, *, lasted: float, answered: bool) -> None:
+        """Note that llama-server has ended by itself in a run by tensors, `lasted` seconds after the load."""
+        if not answered:
+            self._fail(f"a run by tensors ended before it answered ({why})")
+            return
+        self._late_ends = self._late_ends + 1 if lasted < STEADY_SECONDS else 0
+        if self._late_ends >= _LATE_ENDS:
+            self._fail(f"{self._late_ends} runs by tensors ended soon after the load, the last because {why}")
+
+    def indirect(self, why: str) -> None:
+        """Note that sums of a run by tensors do not go where they should: it ends before anybody asks."""
+        self._indirect += 1
+        if self._indirect >= _INDIRECT_LOADS:
+            self._fail(f"{self._indirect} loads by tensors were of no use, the last because {why}")
+
+    def _fail(self, what: str) -> None:
+        self.failed = f"{what}; not again until meshd restarts here"
+        LOG.warning("tensors_failed", why=what)
 
     def loaded(self, *, by_tensors: bool) -> None:
         """Note how the run is split that is ready."""
         self._last = by_tensors
+        if by_tensors:
+            self._indirect = 0
 
     def noted(self, plan: Plan) -> Plan:
         """Return the plan of the next run, which says where it is split otherwise than the one before."""

@@ -6,7 +6,7 @@ worker holds what is not divided (norms, and the output of a tied model), and al
 The head keeps the embeddings, and samples. What such a plan is predicted to do: tensor_prediction.py.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -49,12 +49,12 @@ def by_tensors(
     options: HeadOptions,
     by_speed: Sequence[float] = (),
     *,
-    apart: Collection[frozenset[str]] = (),
+    apart: Mapping[frozenset[str], str],
 ) -> Plan:
     """Return the plan with each layer on all of its workers. Raises NoSplit with the reason why not.
 
     Shares are those of `--tensor-split`, else `by_speed`, if these are given and fit, else equal. `apart`: as
-    in Machines; all sums of such a pair would cross the head.
+    in Machines; sums of such a pair would cross the head, or both daemons.
     """
     # 1. What is needed of the plan, the model and the options.
     if why := _why_not(layers, plan, options) or _are_apart(plan, apart):
@@ -147,14 +147,11 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
     return ""
 
 
-def _are_apart(plan: Plan, apart: Collection[frozenset[str]]) -> str:
-    """Name two of its workers that exchange nothing directly any more; empty: all do."""
+def _are_apart(plan: Plan, apart: Mapping[frozenset[str], str]) -> str:
+    """Name two of its workers that may not compute together any more, and why; empty: all may."""
     for pair in combinations([share.device.node for share in plan.taking], 2):
-        if frozenset(pair) in apart:
-            return (
-                f"{names_of(pair)} exchange nothing directly any more, as one of the two ended a lease "
-                "before, and it is unknown which"
-            )
+        if why := apart.get(frozenset(pair)):
+            return f"{names_of(pair)} {why}"
     return ""
 
 

@@ -38,6 +38,10 @@ from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
 _AS_MUCH = 0.8  # of the memory that is most: what nodes of one machine see of a card is rarely the same
+IN_DOUBT = (
+    "exchange nothing directly any more, as one of the two ended a lease before, and it is unknown which"
+)
+INDIRECT = "have no connection past both daemons, as was found when the model was loaded by tensors"
 Held = Mapping[tuple[str, str], int]
 """Bytes by node and device."""
 
@@ -86,7 +90,7 @@ class Machines:
     `unmeasured`: why a node does not tell the speed of a device.
     `lacking`: the share of the model's layers that a node has not, by node, where that is known.
     `to_measure`: nodes with devices whose speed is estimated, until they are measured.
-    `apart`: pairs of nodes that exchange nothing directly any more.
+    `apart`: pairs of nodes that may not compute together any more, and why.
     """
 
     offers: tuple[NodeOffer, ...]
@@ -98,7 +102,7 @@ class Machines:
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     lacking: Mapping[str, float] = field(default_factory=dict)
     to_measure: frozenset[str] = frozenset()
-    apart: frozenset[frozenset[str]] = frozenset()
+    apart: Mapping[frozenset[str], str] = field(default_factory=dict)
 
     @property
     def own_able(self) -> list[OfferedDevice]:

@@ -23,6 +23,7 @@ from meshd.head.failures import (
 )
 from meshd.identity.keys import PeerId
 from meshd.model.status import SplitPart
+from meshd.plan.machines import IN_DOUBT, INDIRECT
 from meshd.process.interface import ChildState, ChildStatus
 from meshd.wire.lease import OfferedDevice, WorkerOffer
 from meshd.wire.versions import NativeVersion
@@ -272,7 +273,11 @@ def test_pairs_stay_apart_and_few_are_remembered() -> None:
     assert backoff.are_apart(BAD.peer, peers[1]) and backoff.are_apart(peers[-1], BAD.peer)
     assert not backoff.are_apart(peers[1], peers[2])
     names = {BAD.peer: "bad", peers[0]: "forgotten", peers[1]: "good"}
-    assert backoff.apart(names) == {frozenset({"bad", "good"})}
+    assert backoff.apart(names) == {frozenset({"bad", "good"}): IN_DOUBT}
+    # Who cannot compute together may still push, through the daemons.
+    backoff.keep_from_sums(peers[0], peers[1])
+    assert not backoff.are_apart(peers[0], peers[1])
+    assert backoff.apart(names)[frozenset({"forgotten", "good"})] == INDIRECT
 
 
 @pytest.mark.parametrize(

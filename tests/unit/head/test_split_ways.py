@@ -1,16 +1,22 @@
 """Test what becomes of a model that `--split auto` has split by tensors: when that is not tried again."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from meshd.base.errors import Refused
 from meshd.gateway.interface import AnswerTimings
 from meshd.head import run as run_module
 from meshd.head.better_load import UNASKED_SECONDS, SplitNow
-from meshd.head.leases import UNCONNECTED, PushPlan
+from meshd.head.failures import STEADY_SECONDS
+from meshd.head.lease import Lease
+from meshd.head.leases import PushPlan
 from meshd.head.run import Run
 from meshd.head.split_ways import SplitWays
 from meshd.model.layer_work import LayerWork
@@ -22,6 +28,7 @@ from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import NotTogether, OtherWay, TogetherByChoice
 from meshd.plan.wishes import HeadOptions
+from meshd.wire.lease import NO_MEMORY, PAUSED
 
 from tests.unit.head.scene import Scene, scene, view
 from tests.unit.head.test_leases import held, yes
@@ -57,6 +64,9 @@ class Choice:
         found = plan_model(
             replace(layers, architecture="llama"), work, machines, replace(options, split="tensor")
         )
+        if machines.apart:
+            self.found = found
+            return found
         assert found.plan.by_tensors, found.plan.reasons
         reason = TogetherByChoice(found.plan.nodes, 2000, 500, 1.0, 2.0)
         self.found = replace(found, plan=replace(found.plan, reasons=(reason,)))
@@ -69,7 +79,7 @@ async def together(
 ) -> AsyncIterator[tuple[Scene, Choice]]:
     choice = Choice()
     if are_direct:  # no mesh-server runs here that could connect
-        monkeypatch.setattr(PushPlan, "indirect", "")
+        monkeypatch.setattr(PushPlan, "indirect", ())
     monkeypatch.setattr(run_module, "plan_model", choice)
     async with scene(folder, min_workers=2, devices=("none",), split=split) as it:
         for name in ("anna", "bert"):
@@ -116,14 +126,11 @@ async def loaded(it: Scene) -> None:
     assert is_by_tensors(it) and it.model.split_why.startswith("each layer on `anna` and `bert`: a prompt of")
 
 
-@pytest.mark.parametrize(
-    ("are_connected", "why"),
-    [(True, "results cross both daemons"), (False, UNCONNECTED)],
-)
+@pytest.mark.parametrize("are_connected", [True, False])
 async def test_a_run_whose_sums_do_not_go_past_the_daemons_is_by_layers_before_anybody_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_connected: bool, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_connected: bool
 ) -> None:
-    async with together(tmp_path, monkeypatch, are_direct=False) as (it, _):
+    async with together(tmp_path, monkeypatch, are_direct=False) as (it, choice):
         ready = await held(it)
         child = it.llama
         assert is_by_tensors(it)
@@ -135,7 +142,8 @@ async def test_a_run_whose_sums_do_not_go_past_the_daemons_is_by_layers_before_a
         await until_started_anew(it, child)
         await it.until(ModelState.READY)
         assert not is_by_tensors(it)
-        assert f"a run by tensors ended before it answered (anna → bert: {why})" in it.model.split_why
+        assert "`anna` and `bert` have no connection past both daemons" in it.model.split_why
+        assert not any(auto.failed for auto in choice.autos), "others may compute together"
 
 
 def answer(it: Scene) -> None:
@@ -175,7 +183,7 @@ async def test_a_run_that_has_answered_may_be_tried_again(
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-async def test_a_worker_that_is_lost_while_nobody_asks_says_nothing_of_the_split(
+async def test_a_worker_that_is_lost_says_nothing_of_the_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int
 ) -> None:
     async with together(tmp_path, monkeypatch) as (it, _):
@@ -185,7 +193,58 @@ async def test_a_worker_that_is_lost_while_nobody_asks_says_nothing_of_the_split
         it.workers["bert"].children[-1].die("`mesh-server` ended by signal 9")
         await until_started_anew(it, child)
         await it.until(ModelState.READY)
-        assert is_by_tensors(it) is not bool(asked)
+        assert is_by_tensors(it)
+
+
+@pytest.mark.parametrize("code", [NO_MEMORY, PAUSED, "busy"])
+async def test_a_worker_that_refuses_once_says_nothing_of_the_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    grant, refused = Lease.until_granted, False
+
+    async def until_granted(lease: Lease) -> None:
+        nonlocal refused
+        await grant(lease)
+        if lease.name == "bert" and not refused:
+            refused = True
+            raise Refused("bert: less memory is free than was offered", code=code)
+
+    monkeypatch.setattr(Lease, "until_granted", until_granted)
+    async with together(tmp_path, monkeypatch) as (it, choice):
+        it.start()
+        await it.until(ModelState.READY)
+        assert refused and is_by_tensors(it) and not any(auto.failed for auto in choice.autos)
+
+
+async def test_a_full_disk_says_nothing_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce, failed = PushPlan.introduce, False
+
+    async def once(plan: PushPlan, *args: Any) -> None:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        await introduce(plan, *args)
+
+    monkeypatch.setattr(PushPlan, "introduce", once)
+    async with together(tmp_path, monkeypatch) as (it, choice):
+        it.start()
+        await it.until(ModelState.READY)
+        assert failed and is_by_tensors(it) and not any(auto.failed for auto in choice.autos)
+
+
+async def test_runs_that_end_soon_behind_their_first_token_are_by_layers_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with together(tmp_path, monkeypatch) as (it, _):
+        await loaded(it)
+        it.serve.requested(1)
+        for again in (True, False):
+            token(it)
+            await ended(it)
+            await it.until(ModelState.READY)
+            assert is_by_tensors(it) is again
+        assert "2 runs by tensors ended soon after the load" in it.model.split_why
 
 
 async def test_a_split_that_the_user_wants_is_tried_again(
@@ -247,3 +306,25 @@ def test_only_a_change_is_said() -> None:
     assert ways.noted(plan).reasons == (*plan.reasons, OtherWay(by_tensors=True))
     together = replace(plan, by_tensors=True)
     assert ways.noted(together) is together
+
+
+def test_ends_behind_an_answer_count_in_a_row_if_they_come_soon() -> None:
+    ways = SplitWays()
+    for lasted in (0.0, STEADY_SECONDS, 0.0):
+        ways.ended("signal 6", lasted=lasted, answered=True)
+        assert not ways.failed
+    ways.ended("signal 6", lasted=0.0, answered=True)
+    assert ways.failed.endswith("because signal 6; not again until meshd restarts here")
+
+
+def test_loads_without_connections_past_the_daemons_are_few() -> None:
+    """Each may have other workers, and a model that is never ready is no use."""
+    ways = SplitWays()
+    for _ in range(2):
+        ways.indirect("a → b")
+    ways.loaded(by_tensors=True)
+    for _ in range(2):
+        assert not ways.failed
+        ways.indirect("a → b")
+    ways.indirect("a → b")
+    assert ways.failed

@@ -7,7 +7,7 @@ import pytest
 from meshd.model.output import DevicePath
 from meshd.plan.auto_way import AutoWay, WhyByLayers
 from meshd.plan.choose_split import SplitChoice, advise, both_ways, choose_split, choose_way, plan_model
-from meshd.plan.machines import Machines
+from meshd.plan.machines import IN_DOUBT, Machines
 from meshd.plan.reasons import NotTogether, TogetherByChoice, brief
 from meshd.plan.split import Plan
 from meshd.plan.tensor_prediction import LOCAL_PATH
@@ -145,7 +145,7 @@ def test_nothing_is_decided_where_nobody_asks_or_there_is_nobody() -> None:
 
 def test_a_pair_that_is_kept_apart_is_passed_by() -> None:
     three = replace(SEALED, slower=(1.0,) * 3)
-    apart = replace(three.machines, apart=frozenset({frozenset(("a", "b"))}))
+    apart = replace(three.machines, apart={frozenset(("a", "b")): IN_DOUBT})
     assert planned(three, machines=apart).plan.nodes == ("a", "c")
     two = replace(SEALED.machines, apart=apart.apart)
     assert "exchange nothing directly any more" in why_not(planned(SEALED, machines=two))

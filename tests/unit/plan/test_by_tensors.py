@@ -9,7 +9,7 @@ from meshd.model.cache import ContextShape
 from meshd.model.output import DevicePath
 from meshd.plan.by_tensors import MOST_WORKERS
 from meshd.plan.choose_split import SplitChoice, plan_model
-from meshd.plan.machines import Machines, NodeOffer
+from meshd.plan.machines import IN_DOUBT, INDIRECT, Machines, NodeOffer
 from meshd.plan.reasons import (
     AllOn,
     Answers,
@@ -181,11 +181,11 @@ def test_a_worker_that_is_left_has_a_part_also_where_the_head_alone_would_be_fas
 
 def test_workers_that_exchange_nothing_any_more_have_whole_layers() -> None:
     three = machines([offer("a", 16), offer("b", 16), offer("c", 16)], {})
-    found = planned(replace(three, apart=frozenset({frozenset("bc")})))
+    found = planned(replace(three, apart={frozenset("bc"): IN_DOUBT}))
     assert not found.plan.by_tensors
     why = next(reason for reason in found.plan.reasons if isinstance(reason, NotByTensors))
     assert "`b` and `c` exchange nothing directly any more" in str(why)
-    others = frozenset({frozenset("bc"), frozenset("ad")})
+    others = {frozenset("bc"): IN_DOUBT, frozenset("ad"): INDIRECT}
     assert planned(replace(TWO, apart=others)).plan.by_tensors, "of those that take part, none are apart"
 
 
