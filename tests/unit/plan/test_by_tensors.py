@@ -1,12 +1,13 @@
 """Test which models workers may compute together, layer by layer, and what is planned for that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from meshd.model.cache import ContextShape
 from meshd.model.output import DevicePath
+from meshd.plan.auto_way import AutoWay, WhyByLayers
 from meshd.plan.by_tensors import MOST_WORKERS
 from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import IN_DOUBT, INDIRECT, Machines, NodeOffer
@@ -21,6 +22,7 @@ from meshd.plan.reasons import (
     InProportion,
     MicroBatch,
     NotByTensors,
+    NotTogether,
     OutputOn,
     SplitComparison,
     brief,
@@ -34,6 +36,7 @@ from tests.unit.plan.test_split_choice import MODEL, OPTIONS, WORK, device, mach
 
 LLAMA = replace(MODEL, architecture="llama")
 TENSOR = replace(OPTIONS, split="tensor")
+AUTO = AutoWay()
 TWO = machines([offer("a", 16), offer("b", 16)], {})
 
 
@@ -201,16 +204,32 @@ def test_a_worker_without_room_for_its_half_is_named() -> None:
     assert "b CPU has" in _why([offer("a", 16), offer("b", room / 2)])
 
 
-@pytest.mark.parametrize("split", ["auto", "layers", "always"])
-def test_nobody_who_did_not_ask_gets_it(split: str) -> None:
-    for there in (TWO, machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 1.0})):
-        found = plan_model(LLAMA, WORK, there, replace(OPTIONS, split=split))
-        assert not found.plan.by_tensors and "-sm" not in found.plan.arguments
+# Two for whom `auto` gains: slow layers, a fast cable, and sums that go past the daemons.
+SEALED = dict.fromkeys(BETWEEN, DevicePath(0.0002, 1e9, seals=True))
 
 
-def test_by_layers_is_the_same_as_auto() -> None:
-    there = machines([offer("a", 16), offer("b", 16)], {"head": 9.0, "a": 1.0, "b": 2.0})
-    auto, layers = (
-        plan_model(LLAMA, WORK, there, replace(OPTIONS, split=split)) for split in ("auto", "layers")
-    )
-    assert auto.plan == layers.plan
+def by_speed(
+    split: str, paths: Mapping[tuple[str, str], DevicePath], auto: AutoWay | None = AUTO
+) -> SplitChoice:
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 200.0, "a": 20.0, "b": 20.0}, paths=paths)
+    return plan_model(LLAMA, WORK, there, replace(OPTIONS, split=split), auto)
+
+
+@pytest.mark.parametrize("split", ["layers", "always"])
+def test_whoever_asks_for_layers_has_them_where_auto_is_by_tensors(split: str) -> None:
+    assert by_speed("auto", SEALED).plan.by_tensors
+    found = by_speed(split, SEALED)
+    assert not found.plan.by_tensors and "-sm" not in found.plan.arguments
+    assert found.plan == by_speed(split, SEALED, None).plan
+
+
+def test_auto_is_by_layers_where_nothing_is_to_decide_it() -> None:
+    found = by_speed("auto", SEALED, None)
+    assert not found.plan.by_tensors and found.plan == by_speed("layers", SEALED).plan
+
+
+def test_auto_that_stays_by_layers_has_the_plan_of_layers_and_the_reason() -> None:
+    auto, layers = (by_speed(split, BETWEEN).plan for split in ("auto", "layers"))
+    *reasons, why_not = auto.reasons
+    assert why_not == NotTogether(WhyByLayers.DAEMONS)
+    assert replace(auto, reasons=tuple(reasons)) == layers
