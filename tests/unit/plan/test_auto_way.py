@@ -215,14 +215,23 @@ def test_cards_of_one_machine_exchange_sums_there() -> None:
     assert why_not(planned(scene, machines=elsewhere)) == WhyByLayers.DAEMONS
 
 
-def test_it_gives_up_no_context_for_it() -> None:
-    """By layers an answer could be longer than by tensors, as memory is enough for no more."""
+@pytest.mark.parametrize(
+    ("at_once", "longer", "is_less"),
+    [(1, 2, True), (2, 1, True), (1, 1, False)],
+    ids=["shorter", "fewer", "as much"],
+)
+def test_it_gives_up_neither_context_nor_answers_at_once(at_once: int, longer: int, is_less: bool) -> None:
+    """By layers there could be more than by tensors, as memory is enough for no more."""
     found = planned(SEALED)
-    longer = replace(found.plan, shape=found.plan.shape.of(1, 2 * found.plan.shape.cells), by_tensors=False)
-    by_layers = replace(choose_split(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options)[0])
-    by_layers = replace(by_layers, plan=replace(by_layers.plan, shape=longer.shape))
+    shape = found.plan.shape
+    assert (shape.parallel, found.plan.by_tensors) == (1, True)
+    by_layers = choose_split(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options)[0]
+    more = shape.of(at_once, longer * shape.cells)
+    assert (more.parallel, more.cells) == (at_once, longer * shape.cells)
+    by_layers = replace(by_layers, plan=replace(by_layers.plan, shape=more))
     chosen = choose_way(SEALED.layers, SEALED.work, SEALED.machines, SEALED.options, [by_layers], AUTO)
-    assert chosen == NotTogether(WhyByLayers.SHORTER)
+    assert (chosen == NotTogether(WhyByLayers.SHORTER)) == is_less
+    assert isinstance(chosen, SplitChoice) != is_less
 
 
 def test_another_split_by_layers_that_is_as_fast_counts_as_well() -> None:
