@@ -4,7 +4,10 @@ import contextlib
 import http.client
 import json
 import signal
+import threading
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from meshd.rpc import mesh_protocol as wire
 from tests.e2e.mesh_rig import Mesh
 from tests.e2e.mesh_server_scene import LOST, MANY, MARKS, found_build
 from tests.e2e.models import smollm2, stock
-from tests.e2e.native_rig import PROMPT, Head
+from tests.e2e.native_rig import DEADLINE, PROMPT, Head
 from tests.e2e.near_answers import WANTED, Tokens, check_near
 from tests.e2e.random_models import DIVISIBLE, divisible_model
 from tests.e2e.random_parts import LAYERS as RANDOM_LAYERS
@@ -27,6 +30,9 @@ SPLIT = ("-sm", "tensor", "-fa", "on")
 EXACT = ("-ctk", "f32", "-ctv", "f32")  # nothing is rounded but in adding
 # Of models in F32: the logprobs of DIVISIBLE were up to 0.0012 from one process, `-fa off` there up to 0.01
 NEAR_F32 = 0.005
+# What a worker says when it is asked
+ANSWERS = [kind for kind, message in wire.MESSAGES.items() if message.sender == "worker"]
+ANSWERS.remove(wire.PROGRESS)
 pytestmark = MARKS
 
 
@@ -90,6 +96,59 @@ def test_two_and_three_workers_answer_nearly_as_one_node(
         graphs = mesh.messages(wire.GRAPH)
         assert _answer(mesh.head) == answer  # the same bits again
         assert mesh.messages(wire.GRAPH) - graphs < workers * 2 * LAYERS
+
+
+class AwaitedReads:
+    """Hold each worker's answer to a READ back until all of `readers` workers were asked as often.
+
+    A head that waits for one of them before it asks the next gets no answer, and `late` tells so.
+    """
+
+    def __init__(self, mesh: Mesh, readers: int) -> None:
+        self.late = False
+        self._asked = [0] * len(mesh.pairs)
+        self._answered = [0] * len(mesh.pairs)
+        self._readers = readers
+        self._changed = threading.Condition()
+        for number, pair in enumerate(mesh.pairs):
+            pair.watch(partial(self._ask, number))
+            pair.lie(partial(self._answer, number))
+
+    def _ask(self, number: int, kind: int, _body: bytes) -> None:
+        if kind == wire.READ:
+            with self._changed:
+                self._asked[number] += 1
+                self._changed.notify_all()
+
+    def _answer(self, number: int, message: bytes) -> bytes:
+        _size, kind, _zero, _id = wire.HEADER.unpack_from(message)
+        if kind == wire.DATA:
+            with self._changed:
+                self._answered[number] += 1
+                count = self._answered[number]
+                asked = self._changed.wait_for(
+                    lambda: sum(asked >= count for asked in self._asked) >= self._readers, DEADLINE
+                )
+                self.late |= not asked
+        return message
+
+
+# Of a tied output each worker has all of it, so the logits are read from the first; else each has a part.
+@pytest.mark.parametrize(("name", "readers"), [("qwen3", 1), ("llama", 2)], ids=["tied", "divided"])
+def test_the_head_waits_once_a_token(build: MeshBuild, name: str, readers: int, tmp_path: Path) -> None:
+    model = divisible_model(name)
+    with Mesh(build, tmp_path, model, 2, weights=[model], extra=SPLIT, push=True) as mesh:
+        _answer(mesh.head)  # buffers are made, and graphs kept
+        reads = AwaitedReads(mesh, readers)
+        before = [Counter(pair.messages) for pair in mesh.pairs]
+        _answer(mesh.head)
+        said = [Counter(pair.messages) - then for pair, then in zip(mesh.pairs, before, strict=True)]
+    assert not reads.late
+    for number, messages in enumerate(said):
+        assert messages[wire.SUM] == TOKENS * 2 * RANDOM_LAYERS
+        # Each answer that the head could wait for: one for a token (the prompt is computed with the first).
+        answers = {kind: messages[kind] for kind in ANSWERS if messages[kind]}
+        assert answers == ({wire.DATA: TOKENS} if number < readers else {})
 
 
 @pytest.mark.parametrize("name", sorted(DIVISIBLE))
