@@ -20,7 +20,7 @@ from tests.e2e.mesh_rig import Mesh
 from tests.e2e.mesh_server_scene import LONG, MARKS, found_build
 from tests.e2e.models import smollm2, stock
 from tests.e2e.native_rig import DEADLINE, PROMPT, Head, wait_until
-from tests.e2e.near_answers import WANTED, Tokens, check_near
+from tests.e2e.near_answers import NEAR, WANTED, Tokens, check_near
 from tests.e2e.open_answers import REPEATING
 from tests.e2e.random_models import divisible_model
 from tests.native.build import MeshBuild
@@ -73,12 +73,13 @@ def test_workers_have_uneven_shares(build: MeshBuild, shares: str, tmp_path: Pat
     assert min(allocated) < max(allocated) * 3 / 4
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_a_cache_of_another_type(build: MeshBuild, kind: str, tmp_path: Path) -> None:
+# A cache in q4_0 rounds what differs once more: logprobs were up to 0.26 from one process
+@pytest.mark.parametrize(("kind", "near"), [("q8_0", NEAR), ("q4_0", 0.3)])
+def test_a_cache_of_another_type(build: MeshBuild, kind: str, near: float, tmp_path: Path) -> None:
     types = ("-ctk", kind, "-ctv", kind)
     alone = _alone(tmp_path, smollm2(), *types)
     with _mesh(build, tmp_path, smollm2(), 2, *types) as mesh:
-        check_near(_answer(mesh.head), alone)
+        check_near(_answer(mesh.head), alone, near=near)
 
 
 def test_a_context_that_is_full_is_shifted(build: MeshBuild, tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_context_that_is_full_is_shifted(build: MeshBuild, tmp_path: Path) -> 
     full = ("-c", "256", "--context-shift")
     alone = _alone(tmp_path, model, *full, tokens=tokens)
     with _mesh(build, tmp_path, model, 2, *full) as mesh:
-        check_near(_answer(mesh.head, tokens), alone, near=NEAR_SHIFTED)
+        check_near(_answer(mesh.head, tokens), alone, near=NEAR_SHIFTED, least=tokens)
 
 
 def test_four_answers_at_once(build: MeshBuild, tmp_path: Path) -> None:

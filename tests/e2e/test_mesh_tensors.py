@@ -102,16 +102,19 @@ def test_two_workers_answer_nearly_as_one_machine(tmp_path: Path, way: str) -> N
     play(check())
 
 
-def test_a_lost_worker_ends_the_answer_and_the_rest_goes_on_by_layers(tmp_path: Path) -> None:
+def test_a_worker_lost_while_nobody_asks_is_in_the_next_run_which_is_by_tensors(tmp_path: Path) -> None:
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             token, workers = await fleet.workers(smollm2(), smollm2(), options=LOCALLY)
             options = ("--split", "tensor", "--ctx-size", "2048")
             head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
-            await head.until(lambda now: _has_split(now, "each layer on"))
+            status = await head.until(lambda now: _has_split(now, "each layer on"))
+            server = child_pid(status, LLAMA_SERVER)
             os.kill(child_pid(await workers[1].status(), CHILD_NAME), signal.SIGKILL)
-            api = api_of(await head.status())
-            await api.complete_through_503(PROMPT, TOKENS, seconds=120)
-            assert "each layer on" in model_of(await head.status()).split_why
+            text, _seconds = await api_of(status).complete_through_503(PROMPT, TOKENS, seconds=120)
+            assert text
+            status = await head.status()
+            assert "each layer on `worker-0` and `worker-1`" in model_of(status).split_why
+            assert child_pid(status, LLAMA_SERVER) != server
 
     play(check())
