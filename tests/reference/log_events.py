@@ -198,6 +198,7 @@ EVENTS: Mapping[str, str] = {
     "stream_failed": "a service ended with an error",
     "stream_refused": "a peer opened a stream without access",
     "stun_silent": "no STUN server answered while a reply code was made",
+    "sums_indirect": "two workers of a run that `auto` chose have no connection past both daemons, and why",
     "surveying": "looking at the machines for a plan: what is measured",
     "tensors_failed": "a run by tensors that `auto` chose has failed; the next ones are by layers",
     "tracing_off": "traces are wanted and cannot be made, and why",
