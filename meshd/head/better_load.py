@@ -25,13 +25,15 @@ from typing import Protocol
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.fault_boundary import Contained
+from meshd.base.peer_limits import MARKED
 from meshd.base.tasks import Owner, first_error
 from meshd.head.measures import RunFacts
 from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster
 from meshd.identity.keys import PeerId
 from meshd.peer.interface import PeerStatus
-from meshd.plan.choose_split import SplitChoice, choose_split
+from meshd.plan.auto_way import AutoWay
+from meshd.plan.choose_split import SplitChoice, choose_split, plan_model
 from meshd.plan.machines import Machines, measured_machines
 from meshd.plan.prediction import PlanOutcome, on_paths
 
@@ -198,6 +200,17 @@ class Arrivals:
         self._idle_seconds = idle_seconds
         self.helpful: frozenset[PeerId] = frozenset()
         """The workers that have come, and with which the model would be clearly faster."""
+        self._damped: dict[PeerId, tuple[float, float]] = {}  # not judged until then, and for how long
+
+    def loaded(self, workers: Collection[PeerId], now: float) -> None:
+        """Note who takes part now. One that was to help, and does not, is judged again only later."""
+        for peer in self.helpful.difference(workers):
+            _, seconds = self._damped.pop(peer, (0.0, _FIRST_DAMPING_SECONDS / 2))
+            seconds = min(2 * seconds, _LONGEST_DAMPING_SECONDS)
+            self._damped[peer] = now + seconds, seconds
+            if len(self._damped) > MARKED.most:
+                del self._damped[next(iter(self._damped))]
+        self.helpful = self.helpful.intersection(workers)
 
     async def watch(self, run: WatchedRun) -> None:
         """Judge each worker that has come since `run` began, once for each arrival, until cancelled."""
@@ -216,6 +229,7 @@ class Arrivals:
                 peer.peer: since[peer.peer]
                 for peer in workers
                 if judged.get(peer.peer) != since[peer.peer]
+                and now >= self._damped.get(peer.peer, (now, 0.0))[0]
                 and arrived([peer], run.workers, able, began=began, now=now) is not None
             }
             waited = now - min(came.values(), default=now)
@@ -245,18 +259,26 @@ class SplitNow:
         return self.best.seconds < _CLEARLY * self.runs.answer_s
 
 
-async def compare_now(facts: RunFacts, surveyor: Surveyor, roster: Roster) -> SplitNow | None:
-    """Measure what is not measured yet, and compare; None: nothing can be compared. Raises MeshdError."""
+async def compare_now(
+    facts: RunFacts, surveyor: Surveyor, roster: Roster, auto: AutoWay | None = None
+) -> SplitNow | None:
+    """Measure what is not measured yet, and compare; None: nothing can be compared. Raises MeshdError.
+
+    `auto`: the next run may be by tensors, and this decides; None: compare splits by layers.
+    """
     options, layers, work = facts.options, facts.layers, facts.work
     found = await surveyor.compared(work, options, roster, facts.held)
     measured = measured_machines(work, found.machines, options)
     if measured.why_not:
         return None
-    machines = measured.machines
+    machines = replace(measured.machines, apart=roster.backoff.apart(found.names))
 
     def compare() -> SplitNow:
         with Contained("workers", "a comparison of splits"):
-            best = choose_split(layers, work, machines, options, least=options.least_workers)[0]
+            if auto is not None:
+                best = plan_model(layers, work, machines, options, auto)
+            else:
+                best = choose_split(layers, work, machines, options, least=options.least_workers)[0]
             plan = on_paths(facts.plan, {offer.node: offer.path for offer in machines.offers}.get)
             now = replace(facts, machines=machines).predictor.predict(plan)
             return SplitNow(best, now, machines, found.names)

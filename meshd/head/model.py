@@ -7,7 +7,7 @@ decided in better_load.py. The gateway asks for `readiness` and never talks to t
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from socket import socket
 
@@ -34,6 +34,7 @@ from meshd.head.speculation import Drafting, Speculation
 from meshd.head.standby import StandbyWorkers
 from meshd.head.survey import OwnDevices, Surveyor, ask_plain
 from meshd.head.worker_choice import Roster, ServedAs
+from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts, with_properties
 from meshd.model.status import ModelState, ModelStatus
@@ -449,9 +450,14 @@ class Model:
         )
 
     def _wanted(self) -> list[PeerStatus]:
-        """Return workers to load the model again for: those that help or were used before, or all."""
+        """Return workers to load the model again for: those that help or were used before, or all.
+
+        By tensors few of the workers are of use that had layers before: there they have to help.
+        """
         all_of_them = not self._options.picks_by_speed
-        helpful = self._history.used | self._history.arrivals.helpful
+        helpful: Set[PeerId] = self._history.arrivals.helpful
+        if self._run is None or not self._run.is_by_choice:
+            helpful |= self._history.used
         wanted = [worker for worker in self._roster.workers() if all_of_them or worker.peer in helpful]
         return [worker for worker in wanted if not self._roster.is_standby(worker)]
 
@@ -469,6 +475,7 @@ class Model:
         self._roster.ran_on(workers)
         self._history.ways.loaded(by_tensors=self._run.is_by_tensors)
         self._history.used.update(workers)
+        self._history.arrivals.loaded(workers, asyncio.get_running_loop().time())
         self._roster.all_needed = False
         self._history.exclusions.worked(workers)
         self._files.loaded()

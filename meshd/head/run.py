@@ -612,18 +612,21 @@ class Run:
         }
 
     async def better_with(self) -> frozenset[PeerId]:
-        """Return the workers of the fastest split if that is clearly faster. Raises MeshdError."""
-        found = await self._compare()
+        """Return the workers of the fastest split if that is clearly faster. Raises MeshdError.
+
+        Where `auto` has chosen tensors, that is the split which it would choose now.
+        """
+        found = await self._compare(self._auto_way() if self.is_by_choice else None)
         if found is None or not found.is_clearly_faster:
             return frozenset()
         return frozenset(peer for peer, name in found.names.items() if name in found.best.plan.nodes)
 
-    async def _compare(self) -> SplitNow | None:
+    async def _compare(self, auto: AutoWay | None = None) -> SplitNow | None:
         """Measure what is not measured, and compare splits; None if they cannot be. Raises MeshdError."""
         facts, surveyor = self.measures.facts, self._history.surveyor
         if facts is None or surveyor is None:
             return None
-        return await compare_now(facts, surveyor, self._history.roster)
+        return await compare_now(facts, surveyor, self._history.roster, auto)
 
     async def judge(self) -> Judgement:
         """Measure what the load estimated, and judge the split by that. Raises MeshdError."""

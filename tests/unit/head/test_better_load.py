@@ -381,6 +381,24 @@ async def test_it_is_judged_again_when_it_comes_again() -> None:
         assert it.asked == 2 and not it.arrivals.helpful
 
 
+async def test_one_that_was_to_help_and_does_not_take_part_is_judged_later_and_later() -> None:
+    """Else it could have the model loaded again each time that it connects."""
+    async with rig() as it:
+        peer = it.comes("peer")
+        it.better = frozenset({peer.peer})
+        await asyncio.sleep(LONG)
+        for asked, minutes in ((1, 10), (2, 20), (3, 40)):
+            assert it.asked == asked and it.arrivals.helpful
+            it.arrivals.loaded([], asyncio.get_running_loop().time())
+            assert not it.arrivals.helpful
+            it.there = [replace(peer, since=asyncio.get_running_loop().time())]
+            await asyncio.sleep(60 * minutes - 2)
+            assert it.asked == asked
+            await asyncio.sleep(LONG)
+        it.arrivals.loaded([peer.peer], asyncio.get_running_loop().time())
+        assert it.arrivals.helpful
+
+
 async def test_requests_are_not_disturbed_for_a_minute_and_not_before_the_model_is_loaded() -> None:
     async with rig() as it:
         it.idle, it.life.loaded = 0.0, False

@@ -27,6 +27,7 @@ from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import SplitChoice, plan_model
 from meshd.plan.machines import Machines
 from meshd.plan.reasons import NotTogether, OtherWay, TogetherByChoice
+from meshd.plan.split import DeviceShare
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import NO_MEMORY, PAUSED
 
@@ -75,9 +76,14 @@ class Choice:
 
 @asynccontextmanager
 async def together(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, split: str = "auto", are_direct: bool = True
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    split: str = "auto",
+    are_direct: bool = True,
+    choice: Choice | None = None,
 ) -> AsyncIterator[tuple[Scene, Choice]]:
-    choice = Choice()
+    choice = choice or Choice()
     if are_direct:  # no mesh-server runs here that could connect
         monkeypatch.setattr(PushPlan, "indirect", ())
     monkeypatch.setattr(run_module, "plan_model", choice)
@@ -245,6 +251,73 @@ async def test_runs_that_end_soon_behind_their_first_token_are_by_layers_then(
             await it.until(ModelState.READY)
             assert is_by_tensors(it) is again
         assert "2 runs by tensors ended soon after the load" in it.model.split_why
+
+
+class FirstByLayers(Choice):
+    """By layers over all as long as nothing was measured, then by tensors over two of three."""
+
+    def __call__(
+        self,
+        layers: ModelLayers,
+        work: LayerWork,
+        machines: Machines,
+        options: HeadOptions,
+        auto: AutoWay,
+    ) -> SplitChoice:
+        if not self.autos:
+            self.autos.append(auto)
+            return plan_model(layers, work, machines, replace(options, split="always"))
+        two = tuple(offer for offer in machines.offers if offer.node != "carl")
+        found = super().__call__(layers, work, replace(machines, offers=two), options, auto)
+        self.found = replace(found, machines=machines)
+        return self.found
+
+
+@pytest.mark.parametrize("helps", [False, True])
+async def test_a_worker_that_is_no_use_by_tensors_is_not_loaded_for_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helps: bool
+) -> None:
+    """Also if it was of use by layers. One that would help is, once."""
+    asked: list[AutoWay] = []
+
+    async def compare(run: Run, auto: AutoWay | None = None) -> SplitNow:
+        if auto is not None:  # else what the load estimated is judged
+            asked.append(auto)
+        names = {peer.peer: peer.name for peer in run._runtime.mesh.peers()}
+        found = choice.found
+        three = replace(found.plan, shares=tuple(share_of(share, "carl") for share in found.plan.shares))
+        best = replace(found, plan=three if helps else found.plan)
+        now = found.outcome
+        return SplitNow(
+            replace(best, outcome=replace(now, answer_s=now.answer_s / 2)), now, found.machines, names
+        )
+
+    choice = FirstByLayers()
+    monkeypatch.setattr(Run, "_compare", compare)
+    async with together(tmp_path, monkeypatch, choice=choice) as (it, _):
+        it.worker("carl")
+        it.start()
+        await it.until(ModelState.READY)
+        assert {part.node for part in it.model.split} >= {"anna", "bert", "carl"}
+        it.serve.requested(1)
+        answer(it)
+        it.serve.requested(0)
+        await ended(it)
+        await it.until(ModelState.READY)
+        assert is_by_tensors(it)
+        mesh = next(mesh for mesh in it.net.meshes.values() if mesh.name == "carl")
+        for _ in range(4):
+            mesh.say(PeerState.LOST)
+            await asyncio.sleep(5)
+            mesh.since = asyncio.get_running_loop().time()
+            mesh.say(PeerState.CONNECTED)
+            await asyncio.sleep(60)
+        assert len(asked) == (1 if helps else 4), "what was no help after all is judged again much later"
+        assert len(choice.autos) == (3 if helps else 2)
+
+
+def share_of(share: DeviceShare, node: str) -> DeviceShare:
+    return replace(share, device=replace(share.device, node=node))
 
 
 async def test_a_split_that_the_user_wants_is_tried_again(
