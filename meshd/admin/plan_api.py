@@ -260,6 +260,7 @@ class WhyReply:
     them; null where `token` is of that time, or `why_no_round` says why. `requests`: under way now. `split`:
     as it runs. `generate_tok_s_at_load`: what was predicted of it then, null where a device was not measured;
     `since_load`: which inputs of the prediction have changed, in words. `ways`: as in a plan.
+    `by_tensors`: `token`, `prompt` and `round` are null, as `why_no_round` says.
     """
 
     model: str
@@ -274,6 +275,7 @@ class WhyReply:
     generate_tok_s_at_load: Rate | None = None
     since_load: tuple[str, ...] = ()
     ways: WaysView | None = None
+    by_tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -379,7 +379,9 @@ def _show_time(reply: WhyReply, out: Output) -> None:
         )
     if reply.prompt is not None:
         _show_account("A PROMPT", reply.prompt, "to the first token", out)
-    if reply.token is None and reply.prompt is None:
+    if reply.by_tensors:
+        out.note(reply.why_no_round)
+    elif reply.token is None and reply.prompt is None:
         out.note("no request ran alone from start to end, so its time cannot be divided by tokens")
         if reply.round is None:
             out.note(f"it cannot be divided by rounds: {reply.why_no_round}")

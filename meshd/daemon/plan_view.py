@@ -158,6 +158,7 @@ def why_reply(model: str, found: Explained) -> WhyReply:
         found,
         model=model,
         split=_split_in_words(found),
+        by_tensors=found.facts.plan.by_tensors,
         requests=found.active,
         answers=tuple(answers),
         advice=AdviceView(

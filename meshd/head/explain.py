@@ -15,6 +15,7 @@ from meshd.base.tasks import Owner, first_error
 from meshd.devices.capacity import ask_capacity
 from meshd.head.measures import (
     AwayTimes,
+    ChosenRounds,
     RunFacts,
     RunningAnswer,
     Span,
@@ -39,12 +40,16 @@ from meshd.model.time_account import (
     token_account,
 )
 from meshd.peer.interface import Mesh
+from meshd.plan.advise_together import advise_together
 from meshd.plan.choose_split import SplitAdvice, advise
 from meshd.plan.machines import Machines
 from meshd.plan.wishes import read_llama_args
 from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
 _ASK_SECONDS = 5.0
+NOT_MEASURED = (
+    "by tensors it is not measured where the time goes: all workers compute at once, and wait for each other"
+)
 
 Computed = Mapping[str, Sequence[ComputedSpan]]
 """What each worker that knows it computed in each of the spans."""
@@ -93,6 +98,9 @@ async def explain(
     drafts = drafts or bool(read_llama_args(facts.options.llama_args).speculation)
     chosen = choose_spans(log, drafts=drafts)
     busy = choose_rounds(log, away, chosen.token)
+    if facts.plan.by_tensors:  # workers compute at once, and wait for each other in sums: no parts of a sum
+        chosen = replace(chosen, token=None, prompt=None)
+        busy = ChosenRounds(why_not=NOT_MEASURED)
     spans = [span for span in (chosen.token, chosen.prompt, busy.span) if span is not None]
     near = near_paths(mesh, peers)
     computed = await ask_computed(facts, mesh, peers, near, spans)
@@ -108,8 +116,9 @@ async def explain(
         a_round = round_account(spent_of(busy.span, made=busy.made), busy.made)
     machines = await _compared(facts, surveyor, roster)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
+    advise_now = advise_together if facts.plan.by_tensors else partial(advise, drafts=drafts)
     advice = await asyncio.to_thread(
-        advise, facts.layers, facts.work, machines, facts.options, facts.plan, drafts=drafts
+        advise_now, facts.layers, facts.work, machines, facts.options, facts.plan
     )
     return Explained(
         facts=facts,

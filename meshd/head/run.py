@@ -577,16 +577,10 @@ class Run:
     # Judging.
 
     async def explain(self) -> Explained | None:
-        """Return where the time of the model's tokens went; None while it is not loaded. Raises UserError."""
+        """Return where the time of the model's tokens went; None while it is not loaded."""
         facts, history = self.measures.facts, self._history
         if not self.loaded or facts is None:
             return None
-        if facts.plan.by_tensors:
-            raise UserError(
-                "the times of a split by tensors are not known",
-                hint="`meshd plan` shows what is predicted either way; serve with `--split layers` to see "
-                "where the time goes",
-            )
         return await explain(
             facts,
             self.result.split,

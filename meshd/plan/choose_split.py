@@ -75,14 +75,22 @@ from meshd.plan.reasons import (
     Without,
 )
 from meshd.plan.split import NoSplit, NotEnoughMemory, Plan
-from meshd.plan.two_ways import AUTO_CHOOSES, OneWay, TwoWays, WayAdvice, auto_refuses
+from meshd.plan.two_ways import (
+    AUTO_CHOOSES,
+    OneWay,
+    SplitByLayers,
+    TwoWays,
+    WayAdvice,
+    WaysCompared,
+    auto_refuses,
+)
 from meshd.plan.ways import CLEARLY, WaysFound, compare_ways
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
 _LEAST_TOGETHER = 2  # workers
 _WORTH = 0.97  # of the time on fewer machines: less than that is worth one more, as these are estimates
-_LEAST_GAIN = 0.03  # of an answer's time, of an advice: predictions are no more exact than that
+LEAST_GAIN = 0.03  # of an answer's time, of an advice: predictions are no more exact than that
 T = TypeVar("T")
 Changed = tuple[Change, PlanOutcome]
 """A change to a plan, and what is predicted with it."""
@@ -572,9 +580,9 @@ class SplitAdvice:
     `ways`: by layers and by tensors; None without a worker.
     """
 
-    change: Change | None
+    change: Change | SplitByLayers | None
     gain: float
-    basis: AdviceBasis
+    basis: AdviceBasis | WaysCompared
     now: PlanOutcome
     then_tok_s: float
     ways: TwoWays | OneWay | None = None
@@ -613,7 +621,7 @@ def advise(
         found.append((ComputeTogether(ways.ways.nodes, ways.all_workers), ways.outcome))
     change, then = min(found, key=lambda changed: changed[1].answer_s, default=(None, now))
     gain = 1 - then.answer_s / now.answer_s if now.answer_s > 0 else 0.0
-    if gain < _LEAST_GAIN:
+    if gain < LEAST_GAIN:
         change, then, gain = None, now, 0.0
     basis = AdviceBasis(
         compared[0].comparison if compared else None,

@@ -76,3 +76,30 @@ class OneWay:
 
     def __str__(self) -> str:
         return f"not by tensors: {self.why}"
+
+
+# What is advised of a split by tensors that runs.
+
+
+@dataclass(frozen=True, slots=True)
+class SplitByLayers:
+    """Split by layers instead."""
+
+    def __str__(self) -> str:
+        return "whole layers on each machine (`--split layers`)"
+
+
+@dataclass(frozen=True, slots=True)
+class WaysCompared:
+    """Hold what the advice rests on; `is_compared`: there is a split by layers."""
+
+    is_compared: bool
+    estimated: bool
+
+    def __str__(self) -> str:
+        text = "a split by tensors is compared with the fastest by layers alone, without drafts"
+        if not self.is_compared:
+            text = "no split by layers can be compared with it"
+        if self.estimated:
+            text += "; a device or a path was never measured"
+        return text

@@ -81,7 +81,7 @@ SHOWN: Mapping[type, str] = {
     PortMappingView: "state language gateway external mappings verified why",
     ProblemView: "code severity what hint",
     WhyReply: "model split requests answers token prompt round why_no_round advice generate_tok_s_at_load"
-    " since_load ways",
+    " since_load ways by_tensors",
     WaysView: "layers_tok_s tensors_tok_s text",
     AnswerTime: "running alone ended_s_ago queue_s prompt_tokens prompt_s generated_tokens generated_s",
     AdviceView: "change gain why generate_tok_s generate_tok_s_then measured",

@@ -420,3 +420,13 @@ def test_for_a_script(daemon: FakeControl) -> None:
 
 def test_before_there_was_an_answer(daemon: FakeControl) -> None:
     refused(meshd("why", "--json"), 1, "nothing was answered", "ask it something first")
+
+
+def test_why_says_what_is_not_measured_by_tensors(daemon: FakeControl) -> None:
+    reply = busy_reply("by tensors it is not measured")
+    daemon.why_reply = replace(reply, by_tensors=True)
+    ran = meshd("why")
+    assert ran.code == 0 and "by tensors it is not measured" in ran.err
+    assert "ran alone" not in ran.err and "divided" not in ran.err
+    assert daemon.why_reply.ways is not None and daemon.why_reply.ways.text in ran.out
+    assert json.loads(meshd("why", "--json").out)["by_tensors"] is True

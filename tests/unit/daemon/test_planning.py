@@ -365,7 +365,8 @@ def test_why_shows_how_much_of_each_layer_a_worker_has() -> None:
     assert why_reply("m", replace(found, split=split)).split == "a CPU: 20 → b CPU: 10"
     together = replace(found.facts, plan=replace(found.facts.plan, by_tensors=True))
     found = replace(found, split=split, facts=together)
-    assert why_reply("m", found).split == "each layer: a CPU 67%, b CPU 33%"
+    reply = why_reply("m", found)
+    assert reply.by_tensors and reply.split == "each layer: a CPU 67%, b CPU 33%"
 
 
 def test_a_reply_shows_both_ways_where_there_are_two_workers() -> None:

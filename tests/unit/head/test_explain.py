@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.tasks import Owner
 from meshd.gateway.interface import AnswerTimings
-from meshd.head.explain import explain, ways_of
+from meshd.head.explain import NOT_MEASURED, Explained, explain, ways_of
 from meshd.head.measures import AwayTimes, RunFacts, TimedAnswers
 from meshd.head.worker_choice import Roster
 from meshd.model.output import DevicePath
@@ -16,6 +16,7 @@ from meshd.peer.interface import Stream
 from meshd.peer.messages import MessageStream
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import Machines
+from meshd.plan.two_ways import TwoWays
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.capacity import CAPACITY_SERVICE, AskCapacity, Capacity, ComputedSpan, decode
 
@@ -113,6 +114,41 @@ def test_computing_is_counted_by_rounds_and_not_by_the_tokens_that_drafts_made()
     a_round = there.predictor.device_seconds(there.plan, 115 / 25)
     assert len(computing) == 3 and min(a_round.values()) > 0
     assert computing == pytest.approx({where: seconds * 25 / 100 for where, seconds in a_round.items()})
+
+
+@pytest.mark.parametrize("slow", ["layers", "tensors"])
+def test_by_tensors_both_ways_are_compared_and_no_time_is_divided(slow: str) -> None:
+    """With a path between the workers on which sums take long, or next to nothing."""
+    model, options = replace(MODEL, architecture="llama"), replace(OPTIONS, split="tensor", devices=("none",))
+    between = DevicePath(0.0009, 1e6) if slow == "tensors" else DevicePath(0.00005, 1e9)
+    paths = {("a", "b"): between, ("b", "a"): between}
+    there = machines([offer("a", 16), offer("b", 16)], {"head": 50.0, "a": 9.0, "b": 9.0}, paths=paths)
+    split = plan_model(model, WORK, there, options)
+    assert split.plan.by_tensors and split.prediction.is_measured
+    known = RunFacts(split.plan, there, options, model, WORK, split.outcome)
+    answers = TimedAnswers()
+    answers.answered(AnswerTimings(100, 0.5, 101, 1000.0), 2000.0, alone=True, seconds=1001.0)
+
+    async def explained() -> Explained:
+        async with Owner() as owner:
+            mesh, away = Net(owner).mesh("head"), AwayTimes(lambda: 2000.0)
+            roster = Roster(mesh, options)
+            return await explain(known, [], answers, away, mesh, {}, None, roster, drafts=False)
+
+    found = asyncio.run(explained())
+    assert found.answers and (found.token, found.prompt, found.round) == (None, None, None)
+    assert found.why_no_round == NOT_MEASURED
+    advice = found.advice
+    assert isinstance(advice.ways, TwoWays) and advice.ways.nodes == ("a", "b")
+    assert advice.now.prediction.generate_tok_s == split.prediction.generate_tok_s
+    if slow == "layers":
+        assert advice.change is None and advice.gain == 0.0
+    else:
+        assert str(advice.change) == "whole layers on each machine (`--split layers`)" and advice.gain > 0.03
+        assert advice.then_tok_s > advice.now.prediction.generate_tok_s
+    assert str(advice.basis) == (
+        "a split by tensors is compared with the fastest by layers alone, without drafts"
+    )
 
 
 @pytest.mark.virtual

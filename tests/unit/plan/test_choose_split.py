@@ -17,6 +17,7 @@ from meshd.plan.choose_split import SplitAdvice, SplitChoice, advise, choose_spl
 from meshd.plan.machines import Machines, NodeOffer, PlainRpc
 from meshd.plan.prediction import ASSUMED_ANSWER, ASSUMED_PROMPT
 from meshd.plan.reasons import (
+    AdviceBasis,
     Answers,
     ByMemory,
     Drop,
@@ -244,8 +245,9 @@ def test_a_worker_that_is_far_away_is_dropped() -> None:
 def test_that_drafts_are_left_out_is_said_of_what_is_predicted() -> None:
     there = machines([offer("a", 16), offer("b", 16, rtt=0.2)], {"head": 99.0, "a": 1.0, "b": 1.0})
     plan = plan_model(MODEL, WORK, there, REMOTE).plan
-    assert advise(MODEL, WORK, there, REMOTE, plan, drafts=True).basis.drafts
-    assert not advise(MODEL, WORK, there, REMOTE, plan).basis.drafts
+    for drafts in (True, False):
+        basis = advise(MODEL, WORK, there, REMOTE, plan, drafts=drafts).basis
+        assert isinstance(basis, AdviceBasis) and basis.drafts == drafts
 
 
 def test_of_three_the_slow_one_is_dropped() -> None:
@@ -275,7 +277,11 @@ def test_the_fastest_split_is_left_as_it_is() -> None:
     found = advice(there, OPTIONS_AUTO)
     assert found.change is None and found.gain == 0
     basis = found.basis
-    assert basis.comparison is not None and basis.comparison.chosen.nodes == ("a",)
+    assert (
+        isinstance(basis, AdviceBasis)
+        and basis.comparison is not None
+        and basis.comparison.chosen.nodes == ("a",)
+    )
     assert basis.comparison.other is not None and basis.comparison.other.nodes == ("b", "a")
     assert (basis.prompt, basis.answer) == (ASSUMED_PROMPT, ASSUMED_ANSWER)
     assert found.now.prediction.generate_tok_s == found.then_tok_s

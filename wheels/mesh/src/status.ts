@@ -627,6 +627,7 @@ export interface WhyReply {
 	generate_tok_s_at_load: number | null;
 	since_load: string[];
 	ways: WaysView | null;
+	by_tensors: boolean;
 }
 
 export interface WorkerWeights {
