@@ -186,6 +186,7 @@ def nodes(split: SplitChoice) -> Sequence[str]:
 @pytest.mark.parametrize("there", [CLOSE, FASTER, TOO_SMALL])
 def test_they_give_the_same_reason_in_the_same_words(there: Machines, least: int | None) -> None:
     served, planned, advice = told(there, replace(AUTO, min_workers=least))
+    assert isinstance(advice.basis, AdviceBasis)
     assert served.plan.reasons[0] == planned == advice.basis.comparison
     words = in_words((planned,))
     assert brief(served.plan.reasons).startswith(words) and in_words(served.plan.reasons).startswith(words)
@@ -205,6 +206,7 @@ def test_a_model_that_is_fastest_here_runs_here_unless_its_user_demands_a_worker
 def test_an_advice_does_not_say_that_another_split_runs() -> None:
     served, planned, advice = told(CLOSE, replace(AUTO, split="always"))
     assert nodes(served) == ["head", "a"] and planned.chosen.nodes == ("head",)
+    assert isinstance(advice.basis, AdviceBasis)
     assert not advice.basis.runs and str(advice.basis).startswith(f"{planned.not_running}; predicted ")
 
 
