@@ -50,15 +50,15 @@ def candidates(machines: Machines) -> tuple[NodeOffer, ...]:
     return tuple(offer for offer in machines.offers if len(offer.devices) == 1)
 
 
-def may_together(predictor: PlanPredictor, offers: tuple[NodeOffer, ...]) -> bool:
-    """Tell whether `auto` may have these compute together, as far as two of them decide it."""
-    return not any(pair_refusal(predictor, *pair) for pair in combinations(offers, 2))
-
-
 def nearest_refusal(predictor: PlanPredictor, machines: Machines) -> str:
     """Return what is wrong with the pair of workers that lacks least; empty if one lacks nothing."""
-    pairs = combinations(candidates(machines), 2)
-    return min((pair_refusal(predictor, *pair) for pair in pairs), key=_lacking, default="")
+    least = ""
+    for pair in combinations(candidates(machines), 2):
+        why = pair_refusal(predictor, *pair)
+        if not why:
+            return ""
+        least = min(least or why, why, key=_lacking)
+    return least
 
 
 def pair_refusal(predictor: PlanPredictor, first: NodeOffer, second: NodeOffer) -> str:

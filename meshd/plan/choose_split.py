@@ -27,7 +27,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import Speeds
-from meshd.plan.auto_way import AutoWay, WhyByLayers, candidates, may_together, nearest_refusal
+from meshd.plan.auto_way import AutoWay, WhyByLayers, candidates, nearest_refusal, pair_refusal
 from meshd.plan.by_tensors import by_tensors, for_layers
 from meshd.plan.candidates import Division, RoughSplits
 from meshd.plan.machines import (
@@ -263,15 +263,20 @@ def _choose_way(
     plans = [choice.plan for choice in by_layers]
     drafts = _drafts(runs, options, predictor, auto)
 
-    def may(offers: tuple[NodeOffer, ...]) -> bool:
-        return len(offers) >= least and may_together(predictor, offers)
+    known: dict[tuple[str, str], bool] = {}  # there may be many pairs, and each is asked for several times
 
-    ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
+    def may(first: NodeOffer, second: NodeOffer) -> bool:
+        ends = first.node, second.node
+        if ends not in known:
+            known[ends] = known[ends[::-1]] = not pair_refusal(predictor, first, second)
+        return known[ends]
+
+    ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may, least=least)
     if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
         measured = measured_machines(work, machines, options).machines
         with suppress(UserError, Refused):
             plans += [choice.plan for choice in choose_split(layers, work, measured, options, least=least)]
-        ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
+        ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may, least=least)
     if not isinstance(ways, WaysFound):
         return NotTogether((ways.why if ways is not None else "") or WhyByLayers.MORE_WORKERS)
     if ways.ways.advice is not WayAdvice.WORTH:
@@ -304,13 +309,13 @@ def both_ways(
     chosen = choose_way(layers, work, machines, options, by_layers, auto)
     nodes = chosen.plan.nodes if isinstance(chosen, SplitChoice) else ()
 
-    def may(offers: tuple[NodeOffer, ...]) -> bool:
-        return not nodes or {offer.node for offer in offers} == set(nodes)
+    def may(first: NodeOffer, second: NodeOffer) -> bool:
+        return not nodes or {first.node, second.node} <= set(nodes)
 
     first = by_layers[0].plan
     drafts = _drafts(first, options, PlanPredictor(layers, work, machines, options), auto)
     plans = [choice.plan for choice in by_layers]
-    found = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may)
+    found = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may, least=len(nodes))
     if not isinstance(found, WaysFound):
         return found, None
     says = ""

@@ -27,7 +27,7 @@ from meshd.wire.lease import OfferedDevice
 
 CONVERSATION_PROMPT, CONVERSATION_ANSWER = 2000, 500
 _LEAST_SECONDS = 1e-9
-_LEAST_SHARE = 1 / 3  # of the largest
+LEAST_SHARE = 1 / 3  # of the largest
 
 
 class PlanPredictor:
@@ -110,7 +110,7 @@ class PlanPredictor:
         each = [max(_LEAST_SECONDS, self.predictor.layer_seconds(stage)) for stage in stages]
         if max(each) <= TRIALS_DIFFER * min(each):
             return ()
-        return tuple(max(_LEAST_SHARE, min(each) / seconds) for seconds in each)
+        return tuple(max(LEAST_SHARE, min(each) / seconds) for seconds in each)
 
     def device_seconds(self, plan: Plan, tokens: float) -> Mapping[str, float]:
         """Predict a round of so many tokens by device, in seconds; empty where devices were not measured."""

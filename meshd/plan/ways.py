@@ -1,8 +1,8 @@
 """Compare the two ways to divide a model: whole layers on each machine, or a part of every layer on each.
 
-All sets of two to four workers are planned by tensors, of those with the fastest devices; the one with the
-shortest conversation is compared with the fastest split by layers. A conversation has a long prompt: by
-tensors that is bound by the cable before the answer is.
+All sets of two to four workers are planned by tensors, of the five fastest with room and a partner; the one
+with the shortest conversation is compared with the fastest split by layers. A conversation has a long prompt:
+by tensors that is bound by the cable before the answer is.
 
 `--split tensor` is only advised where all of it was measured, the workers are near each other as on a cable,
 and a conversation is clearly faster than by layers. When `auto` chooses it: auto_way.py.
@@ -10,7 +10,7 @@ and a conversation is clearly faster than by layers. When `auto` chooses it: aut
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, islice
 
 from meshd.base.errors import Refused, UserError
 from meshd.model.layer_work import LayerWork
@@ -18,7 +18,7 @@ from meshd.model.layers import ModelLayers
 from meshd.plan.by_tensors import MOST_WORKERS, NoTensorSplit, by_tensors, for_layers
 from meshd.plan.machines import Machines, NodeOffer
 from meshd.plan.over_offers import plan_over
-from meshd.plan.plan_prediction import CONVERSATION_ANSWER, CONVERSATION_PROMPT, PlanPredictor
+from meshd.plan.plan_prediction import CONVERSATION_ANSWER, CONVERSATION_PROMPT, LEAST_SHARE, PlanPredictor
 from meshd.plan.prediction import PlanOutcome, Split
 from meshd.plan.split import Plan
 from meshd.plan.tensor_prediction import LOCAL_PATH, SWITCHED_SECONDS, VALUE_BYTES, PairWay
@@ -48,12 +48,13 @@ def compare_ways(
     by_layers: Sequence[Plan],
     *,
     drafts: bool,
-    may: Callable[[tuple[NodeOffer, ...]], bool] = lambda _offers: True,
+    may: Callable[[NodeOffer, NodeOffer], bool] = lambda _first, _second: True,
+    least: int = 0,
 ) -> WaysFound | OneWay | None:
     """Compare the best of these plans by layers with the best by tensors; None: there is no worker.
 
     The user's wishes for how the model is split do not count. `drafts`: by layers it would run with some,
-    which are not in the figures. `may`: which workers may compute together.
+    which are not in the figures. `may`: which two may compute together; `least`: of so many workers.
     """
     if not machines.offers or not by_layers:
         return None
@@ -61,7 +62,7 @@ def compare_ways(
     # The best by tensors.
     found: list[Plan] = []
     why_not = ""
-    for offers in filter(may, _sets(predictor, layers, machines)):
+    for offers in _sets(predictor, layers, machines, may, least):
         try:
             found.append(_planned(layers, replace(machines, offers=offers), options, predictor))
         except NoTensorSplit as error:
@@ -97,16 +98,51 @@ def compare_ways(
 
 
 def _sets(
-    predictor: PlanPredictor, layers: ModelLayers, machines: Machines
+    predictor: PlanPredictor,
+    layers: ModelLayers,
+    machines: Machines,
+    may: Callable[[NodeOffer, NodeOffer], bool],
+    least: int,
 ) -> Iterator[tuple[NodeOffer, ...]]:
-    """Yield sets of workers that may compute together; all workers where there are none."""
+    """Yield sets of workers that may compute together, or else what tells best why there are none."""
     able = [offer for offer in machines.offers if len(offer.devices) == 1]
     if len(able) < 2:
         yield machines.offers
         return
-    best = sorted(able, key=lambda offer: predictor.seconds_of(offer.node, offer.devices[0]))[:_ALL_SETS]
-    for count in range(2, MOST_WORKERS + 1):
-        yield from combinations(sorted(best, key=able.index), count)
+    fastest = sorted(able, key=lambda offer: predictor.seconds_of(offer.node, offer.devices[0]))
+    place = {offer.node: number for number, offer in enumerate(able)}
+    weights, undivided = sum(layers.layers), layers.shared + layers.output + layers.output_rest
+
+    def sets(count: int, *, with_room: bool) -> Iterator[tuple[NodeOffer, ...]]:
+        # What each holds at least, and two together, without caches and buffers.
+        part = LEAST_SHARE / (count - 1 + LEAST_SHARE)
+        each = int(part * weights) + undivided if with_room else 0
+        both = weights + 2 * undivided if with_room and count == 2 else 0
+        free = {offer.node: offer.devices[0].free_bytes for offer in able}
+
+        def may_pair(first: NodeOffer, second: NodeOffer) -> bool:
+            return free[first.node] + free[second.node] >= both and may(first, second)
+
+        best = _paired([offer for offer in fastest if free[offer.node] >= each], may_pair)
+        for offers in combinations(sorted(best, key=lambda offer: place[offer.node]), count):
+            if all(may(*pair) for pair in combinations(offers, 2)):
+                yield offers
+
+    counts = range(max(2, least), MOST_WORKERS + 1)
+    found = [offers for count in counts for offers in sets(count, with_room=True)]
+    yield from found or islice(chain.from_iterable(sets(count, with_room=False) for count in counts), 1)
+
+
+def _paired(fastest: Sequence[NodeOffer], may: Callable[[NodeOffer, NodeOffer], bool]) -> Sequence[NodeOffer]:
+    """Return the fastest workers with a partner among them: others would only take up places."""
+    found: dict[str, NodeOffer] = {}
+    for number, second in enumerate(fastest):
+        for first in fastest[:number]:
+            if len(found) >= _ALL_SETS:
+                return tuple(found.values())[:_ALL_SETS]
+            if may(first, second):
+                found |= {first.node: first, second.node: second}
+    return tuple(found.values())[:_ALL_SETS]
 
 
 def _planned(layers: ModelLayers, machines: Machines, options: HeadOptions, predictor: PlanPredictor) -> Plan:

@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from meshd.model.output import DevicePath
 from meshd.plan.auto_way import AutoWay, WhyByLayers
 from meshd.plan.choose_split import SplitChoice, advise, both_ways, choose_split, choose_way, plan_model
-from meshd.plan.machines import IN_DOUBT, Machines
+from meshd.plan.machines import IN_DOUBT, Machines, NodeOffer
 from meshd.plan.reasons import NotTogether, TogetherByChoice, brief
 from meshd.plan.split import Plan
 from meshd.plan.tensor_prediction import LOCAL_PATH
 from meshd.plan.two_ways import TwoWays, WayAdvice
 from meshd.plan.wishes import HeadOptions
 
+from tests.unit.plan.split_scene import GIB
 from tests.unit.plan.test_ways import (
     FAST,
     G1,
@@ -26,6 +28,7 @@ from tests.unit.plan.test_ways import (
     Kind,
     Scene,
     by_formula,
+    speed,
 )
 
 AUTO = AutoWay()
@@ -159,6 +162,57 @@ def test_processors_have_to_be_those_of_machines_known_to_be_others(machine: str
     other = replace(second, offer=replace(second.offer, machine=machine))
     found = planned(SEALED, machines=replace(SEALED.machines, offers=(first, other)))
     assert why_not(found) == why
+
+
+# Workers that are fast, but of no use.
+
+
+def among(others: int, path: DevicePath, lent: int = 80 * GIB) -> SplitChoice:
+    """Plan with two that seal, and others, a bit faster, that have this path and lend so many bytes."""
+    nodes = [f"n{number}" for number in range(others)]
+    there = SEALED.machines
+    first = there.offers[0]
+    device = replace(first.devices[0], free_bytes=lent)
+    offers = [
+        NodeOffer(node, replace(first.offer, machine=f"m of {node}", devices=(device,)), path)
+        for node in nodes
+    ]
+    speeds = {(node, "CPU"): speed(SEALED.model, SEALED.kind, 0.99) for node in nodes}
+    paths = {**dict.fromkeys(permutations(["a", "b", *nodes], 2), path), **there.paths}
+    machines = replace(there, offers=(*there.offers, *offers), speeds={**there.speeds, **speeds}, paths=paths)
+    return planned(SEALED, machines=machines)
+
+
+def test_fast_workers_that_are_far_crowd_nobody_out() -> None:
+    found = among(6, INTERNET)
+    assert found.plan.by_tensors and found.plan.nodes == ("a", "b")
+
+
+@pytest.mark.parametrize("path", [G10, replace(G10, seals=True)], ids=["unsealed", "sealed"])
+@pytest.mark.parametrize("lent", [1, 1 << 30])
+def test_fast_workers_without_memory_crowd_nobody_out(path: DevicePath, lent: int) -> None:
+    found = among(6, path, lent)
+    assert found.plan.by_tensors and found.plan.nodes == ("a", "b")
+
+
+def test_of_fast_workers_that_cannot_seal_none_takes_a_place() -> None:
+    """By layers over all of them a prompt is as fast; that is the reason, then."""
+    assert among(3, G10).plan.by_tensors and why_not(among(6, G10)) == WayAdvice.NO_GAIN
+
+
+def test_without_memory_for_it_the_reason_says_so() -> None:
+    there = SEALED.machines
+    offers = tuple(
+        replace(
+            offer,
+            offer=replace(offer.offer, devices=tuple(replace(d, free_bytes=GIB) for d in offer.devices)),
+        )
+        for offer in there.offers
+    )
+    own = (replace(there.own[0], free_bytes=80 * GIB),)
+    scene = replace(SEALED, options=replace(SEALED.options, devices=()))
+    why = why_not(planned(scene, machines=replace(there, offers=offers, own=own)))
+    assert "MiB" in why
 
 
 # A worker that lies of what is between it and another one, over the Internet.
