@@ -338,6 +338,8 @@ class MeasuredSpeed:
     def __init__(self) -> None:
         self._prompt = _Mean()
         self._generated = _Mean()
+        self.answers = 0
+        """Those of which the rate was counted."""
 
     def answered(self, timings: AnswerTimings) -> None:
         """Count an answer that was made alone."""
@@ -345,6 +347,7 @@ class MeasuredSpeed:
             self._prompt.add(timings.prompt_tokens, timings.prompt_seconds)
         if timings.generated_tokens >= _LEAST_GENERATED:
             self._generated.add(timings.generated_tokens, timings.generated_seconds)
+            self.answers += 1
 
     @property
     def speeds(self) -> Speeds | None:

@@ -394,6 +394,8 @@ class Model:
         if is_tried and run.is_by_choice and run.ended_itself:
             lasted = now - run.blame.loaded_at if run.blame.loaded_at is not None else 0.0
             self._history.ways.ended(run.why, lasted=lasted, answered=run.measures.has_answered)
+        if slower := run.slower_than_layers:
+            self._history.ways.slower(slower)
         if run.loaded:
             failures.was_ready()
         elif run.server_died is not None:
@@ -463,7 +465,8 @@ class Model:
 
     def _why_otherwise(self, now: float) -> str:
         """Return why the model is to be loaded again with the same workers; empty if it is not."""
-        return self._history.speculation.better(now) or self._history.late_measuring.better
+        slower = self._run.slower_than_layers if self._run is not None else ""
+        return self._history.speculation.better(now) or self._history.late_measuring.better or slower
 
     def _on_loaded(self) -> None:
         assert self._run is not None

@@ -39,7 +39,7 @@ from meshd.peer.interface import PeerStatus
 from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import NodeOffer
-from meshd.plan.reasons import brief, faster_in_words
+from meshd.plan.reasons import TogetherByChoice, brief, faster_in_words
 from meshd.plan.split import Plan, split_of
 from meshd.plan.wishes import read_llama_args, shape_of
 from meshd.process.interface import ChildStatus
@@ -47,6 +47,7 @@ from meshd.tunnel.interface import TunnelStatus
 from meshd.wire.lease import NO_MEMORY, PAUSED, RPC_SERVER_CRASHED, Lost, OfferedDevice
 
 _UNUSED_SECONDS = 3.0  # of a model, before a round is timed
+_SEVERAL_ANSWERS = 3  # whose speed says something of how a model is split
 LOG = log.get("serve")
 
 
@@ -231,6 +232,24 @@ class Run:
         """Return True if all its workers compute each layer together."""
         facts = self.measures.facts
         return facts is not None and facts.plan.by_tensors
+
+    @property
+    def slower_than_layers(self) -> str:
+        """Say that `auto` has chosen tensors to no avail; empty: not so, or not known.
+
+        Prompts do not count, as short ones take longer for each token than what was predicted.
+        """
+        facts, speed = self.measures.facts, self.measures.speed
+        rate = speed.speeds.generate_tok_s if speed.speeds is not None else None
+        if facts is None or not self.is_by_choice or not rate or speed.answers < _SEVERAL_ANSWERS:
+            return ""
+        chosen = next((why for why in facts.plan.reasons if isinstance(why, TogetherByChoice)), None)
+        if chosen is None or (seconds := chosen.answer / rate) <= chosen.by_layers:
+            return ""
+        return (
+            f"by tensors {chosen.answer} tokens took {seconds:.1f} s, measured over {speed.answers} answers; "
+            f"by layers they and a prompt of {chosen.prompt} were predicted to take {chosen.by_layers:.1f} s"
+        )
 
     @property
     def workers(self) -> Sequence[PeerId]:

@@ -43,6 +43,10 @@ class SplitWays:
         if self._indirect >= _INDIRECT_LOADS:
             self._fail(f"{self._indirect} loads by tensors were of no use, the last because {why}")
 
+    def slower(self, why: str) -> None:
+        """Note that a run by tensors was slower than one by layers would have been."""
+        self._fail(why)
+
     def _fail(self, what: str) -> None:
         self.failed = f"{what}; not again until meshd restarts here"
         LOG.warning("tensors_failed", why=what)

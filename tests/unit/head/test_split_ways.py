@@ -320,6 +320,27 @@ def share_of(share: DeviceShare, node: str) -> DeviceShare:
     return replace(share, device=replace(share.device, node=node))
 
 
+@pytest.mark.parametrize(("seconds", "answers"), [(1.0, 3), (0.5, 3), (9.0, 2)])
+async def test_a_run_that_is_slower_than_by_layers_is_loaded_again_once_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, answers: int
+) -> None:
+    """By layers 500 tokens and a prompt were to take 2 s."""
+    async with together(tmp_path, monkeypatch) as (it, _):
+        await loaded(it)
+        child = it.llama
+        it.serve.requested(1)
+        for _ in range(answers):
+            it.serve.answered(AnswerTimings(10, 0.1, 200, seconds), alone=True, seconds=seconds)
+        await asyncio.sleep(UNASKED_SECONDS + 5)
+        assert it.llama is child
+        it.serve.requested(0)
+        await asyncio.sleep(UNASKED_SECONDS + 5)
+        await it.until(ModelState.READY)
+        is_slower = answers == 3 and seconds == 1.0
+        assert is_by_tensors(it) is not is_slower
+        assert ("by tensors 500 tokens took 2.5 s, measured over 3" in it.model.split_why) is is_slower
+
+
 async def test_a_split_that_the_user_wants_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
