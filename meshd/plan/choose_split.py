@@ -622,7 +622,7 @@ def advise(
     if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
         refused = next((reason for reason in plan.reasons if isinstance(reason, NotTogether)), None)
         if refused is not None:
-            ways = replace(ways, ways=replace(ways.ways, auto=auto_refuses(refused.why)))
+            ways = replace(ways, ways=replace(ways.ways, auto=auto_refuses(refused.why, at_load=True)))
         found.append((ComputeTogether(ways.ways.nodes, ways.all_workers), ways.outcome))
     change, then = min(found, key=lambda changed: changed[1].answer_s, default=(None, now))
     gain = 1 - then.answer_s / now.answer_s if now.answer_s > 0 else 0.0
@@ -636,13 +636,12 @@ def advise(
         drafts=drafts,
         estimated=not now.prediction.is_measured,
     )
-    then_tok_s = then.prediction.generate_tok_s
     return SplitAdvice(
         change=change,
         gain=gain,
         basis=basis,
         now=now,
-        then_tok_s=then_tok_s,
+        then_tok_s=then.prediction.generate_tok_s,
         ways=ways.ways if isinstance(ways, WaysFound) else ways,
     )
 

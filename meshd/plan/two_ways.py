@@ -63,8 +63,10 @@ class TwoWays:
         )
 
 
-def auto_refuses(why: str) -> str:
-    """Word why `auto` does not choose what is worth it."""
+def auto_refuses(why: str, *, at_load: bool = False) -> str:
+    """Word why `auto` does not choose what is worth it; `at_load`: it did not for the run that there is."""
+    if at_load and why == WayAdvice.UNMEASURED:
+        return "too little had been measured when it was loaded: `auto` decides anew with the next run"
     return f"`auto` stays by layers: {why}"
 
 

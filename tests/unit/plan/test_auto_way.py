@@ -345,3 +345,15 @@ def test_why_says_what_kept_auto_by_layers() -> None:
     plan = planned(FAST).plan
     found = advise(FAST.layers, FAST.work, FAST.machines, FAST.options, plan)
     assert str(found.ways).endswith(f"`auto` stays by layers: {WhyByLayers.DAEMONS}")
+
+
+def test_why_does_not_say_that_what_was_measured_since_is_lacking() -> None:
+    plan = planned(FAST).besides(NotTogether(WayAdvice.UNMEASURED)).plan
+    plan = replace(
+        plan, reasons=tuple(why for why in plan.reasons if why != NotTogether(WhyByLayers.DAEMONS))
+    )
+    found = advise(FAST.layers, FAST.work, FAST.machines, FAST.options, plan)
+    assert str(found.ways).endswith(
+        "`--split tensor` is worth it; too little had been measured when it was loaded: `auto` decides anew "
+        "with the next run"
+    )
