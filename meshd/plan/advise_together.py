@@ -33,11 +33,12 @@ def advise_together(
         free = replace(options, split="layers", tensor_split=(), layers=(), workers=(), min_workers=0)
         found = choose_split(layers, work, measured, free)
 
-    def runs(offers: tuple[NodeOffer, ...]) -> bool:
-        return {offer.node for offer in offers} == set(plan.nodes)
+    def both_run(first: NodeOffer, second: NodeOffer) -> bool:
+        return {first.node, second.node} <= set(plan.nodes)
 
     by_layers = [choice.plan for choice in found]
-    ways = compare_ways(layers, work, machines, options, by_layers, drafts=False, may=runs)
+    least = len(plan.nodes)
+    ways = compare_ways(layers, work, machines, options, by_layers, drafts=False, may=both_run, least=least)
     best = min(found, key=lambda choice: predictor.conversation_seconds(choice.plan), default=None)
     gain = 0.0
     if best is not None and now.prediction.is_measured and best.prediction.is_measured:
