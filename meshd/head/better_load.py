@@ -123,10 +123,9 @@ class QuietMoments:
         """Return for how long nobody has asked."""
         return now - self._idle_since if self._idle_since is not None else 0.0
 
-    async def watch(self, run: WatchedRun) -> None:
-        """End `run` when a better one is to begin."""
+    async def watch(self, run: WatchedRun, began: float) -> None:
+        """End `run`, whose load began then by the loop's clock, when a better one is to begin."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
         self.holds_turns = ""
         try:
             while True:
@@ -212,10 +211,11 @@ class Arrivals:
                 del self._damped[next(iter(self._damped))]
         self.helpful = self.helpful.intersection(workers)
 
-    async def watch(self, run: WatchedRun) -> None:
-        """Judge each worker that has come since `run` began, once for each arrival, until cancelled."""
+    async def watch(self, run: WatchedRun, began: float) -> None:
+        """Judge each worker that has come since the load of `run` began, once for each arrival, until
+        cancelled.
+        """
         loop = asyncio.get_running_loop()
-        began = loop.time()
         judged: dict[PeerId, float] = {}  # and when it had come
         able: dict[PeerId, float] | None = None  # since when it may be asked; at the first look unknown
         while True:

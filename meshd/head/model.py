@@ -521,11 +521,11 @@ class Model:
     # Waiting.
 
     async def _wait_for_workers(self) -> list[PeerStatus]:
-        least = self._options.least_workers
+        least, hoped_for = self._options.least_workers, self._options.hoped_for_workers
         seen, all_there = -1, self._options.min_workers == 0
         while not (enough := len(self._roster.workers()) >= least) or not all_there:
             if enough:  # perhaps no more when that is over: one was lost, or another one has its name
-                await self._roster.until_all_are_there(MORE_WORKERS_SECONDS)
+                await self._roster.until_all_are_there(MORE_WORKERS_SECONDS, least=hoped_for)
                 all_there = True
                 continue
             self._tell(ModelState.WAITING, self._roster.why_too_few(), too_few=True)

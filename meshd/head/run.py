@@ -314,9 +314,9 @@ class Run:
             # 5. Start it, wait for a real token, and serve; beside that, watch for reasons to end.
             owner.start(self._until_server_over(plan, granted, began), name="load")
             owner.start(self._give_up(), name="patience")
-            owner.start(history.moments.watch(self), name="quiet moments")
+            owner.start(history.moments.watch(self, began), name="quiet moments")
             if self._options.picks_by_speed:
-                owner.start(history.arrivals.watch(self), name="arrivals")
+                owner.start(history.arrivals.watch(self, began), name="arrivals")
             if self._estimated or self._are_paths_unknown:
                 owner.start(history.late_measuring.watch(self), name="late measuring")
             # 6. End with the first reason that counts.

@@ -173,8 +173,8 @@ class Roster:
         except TimeoutError:
             return
 
-    async def until_all_are_there(self, seconds: float) -> None:
-        """Wait until all known workers are connected, or so many seconds.
+    async def until_all_are_there(self, seconds: float, *, least: int = 0) -> None:
+        """Wait until all known workers are connected, at least so many, or for so many seconds.
 
         Not for those whose process has ended, nor when standby workers have the places of lost ones.
         """
@@ -183,7 +183,7 @@ class Roster:
             return
         try:
             async with asyncio.timeout(seconds):
-                while any(
+                while len(self.workers()) < least or any(
                     peer.role == WORKER_ROLE and peer.state is not PeerState.CONNECTED and not peer.gone
                     for peer in self._mesh.peers()
                 ):

@@ -397,6 +397,11 @@ class HeadOptions(ModelSettings):
         return 0 if self.picks_by_speed and self.devices != ("none",) else 1
 
     @property
+    def hoped_for_workers(self) -> int:
+        """Return how many workers are worth a moment's wait, known or not: by tensors it takes two."""
+        return 2 if self.split == "tensor" and self.min_workers is None else 0
+
+    @property
     def workers_demanded_by(self) -> str:
         """Return, for people, the option that demands `least_workers`."""
         if self.layers:

@@ -66,7 +66,7 @@ def test_a_head_is_a_node_while_its_model_comes(tmp_path: Path) -> None:
     async def check() -> None:
         async with homes_in(tmp_path) as homes:
             file = homes.has("giver", smollm2())
-            giver = await homes.start("giver", "--model", str(file), "--max-upload", "15MB")
+            giver = await homes.start("giver", "--model", str(file), "--max-upload", "3MB")
             token = await giver.token()
 
             # 1. Everything of the node is there but its role.

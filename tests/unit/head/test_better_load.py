@@ -333,7 +333,8 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     it = Rig()
     async with Owner() as owner:
-        owner.start(it.arrivals.watch(it.life), name="arrivals")
+        began = asyncio.get_running_loop().time()
+        owner.start(it.arrivals.watch(it.life, began), name="arrivals")
         await asyncio.sleep(1)
         try:
             yield it
@@ -359,6 +360,34 @@ async def test_one_that_was_there_before_or_does_not_stay_is_not_judged() -> Non
         it.there.remove(short)
         await asyncio.sleep(LONG)
         assert it.asked == 0
+
+
+class Replaceable(Life):
+    """A model that may be loaded again."""
+
+    def replace(self, why: str) -> None:
+        """Note it."""
+        assert "is here" in why
+        self.replaced = True
+
+
+async def test_one_that_came_while_the_split_was_planned_is_taken_in() -> None:
+    """The plan did not know it, and the watch begins after the plan."""
+    it = Rig()
+    it.life = Replaceable(it)
+    began = asyncio.get_running_loop().time()
+    await asyncio.sleep(1)
+    early = it.comes("early")
+    it.better = frozenset({early.peer})
+    moments = QuietMoments(lambda: it.there, lambda: it.there)
+    await asyncio.sleep(1)
+    async with Owner() as owner:
+        owner.start(it.arrivals.watch(it.life, began), name="arrivals")
+        owner.start(moments.watch(it.life, began), name="quiet moments")
+        await asyncio.sleep(LONG)
+        owner.cancel()
+    assert it.arrivals.helpful == {early.peer}
+    assert it.life.replaced
 
 
 async def test_one_that_may_not_be_asked_at_first_is_judged_once_it_may() -> None:
