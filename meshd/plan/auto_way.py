@@ -15,6 +15,7 @@ from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.split import Plan
 from meshd.plan.tensor_prediction import SWITCHED_SECONDS
 from meshd.plan.two_ways import WayAdvice
+from meshd.plan.wishes import HeadOptions, read_llama_args
 
 RoundSeconds = Callable[[int], float]
 
@@ -44,10 +45,28 @@ class AutoWay:
     drafts: Callable[[Plan, RoundSeconds | None], bool] = lambda _plan, _rounds: False
     failed: str = ""
 
+    def would_draft(self, by_layers: Plan, options: HeadOptions, predictor: PlanPredictor) -> bool:
+        """Tell whether this plan by layers would run with drafts, of meshd or of llama-server."""
+        asked = bool(read_llama_args(options.llama_args).speculation)
+        return asked or self.drafts(by_layers, predictor.rounds_of(by_layers))
+
 
 def candidates(machines: Machines) -> tuple[NodeOffer, ...]:
     """Return the workers that could compute together: those with one device."""
     return tuple(offer for offer in machines.offers if len(offer.devices) == 1)
+
+
+def allowed_pairs(predictor: PlanPredictor) -> Callable[[NodeOffer, NodeOffer], bool]:
+    """Return what tells whether two may compute together. It remembers them: there may be many."""
+    known: dict[tuple[str, str], bool] = {}
+
+    def may(first: NodeOffer, second: NodeOffer) -> bool:
+        ends = first.node, second.node
+        if ends not in known:
+            known[ends] = known[ends[::-1]] = not pair_refusal(predictor, first, second)
+        return known[ends]
+
+    return may
 
 
 def nearest_refusal(predictor: PlanPredictor, machines: Machines) -> str:

@@ -27,7 +27,7 @@ from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import Speeds
-from meshd.plan.auto_way import AutoWay, WhyByLayers, candidates, nearest_refusal, pair_refusal
+from meshd.plan.auto_way import AutoWay, WhyByLayers, allowed_pairs, candidates, nearest_refusal
 from meshd.plan.by_tensors import by_tensors, for_layers
 from meshd.plan.candidates import Division, RoughSplits
 from meshd.plan.machines import (
@@ -261,16 +261,8 @@ def _choose_way(
     # 2. The best set of workers, compared with what would run, and then with all other splits by layers.
     least, runs = options.least_workers, by_layers[0].plan
     plans = [choice.plan for choice in by_layers]
-    drafts = _drafts(runs, options, predictor, auto)
-
-    known: dict[tuple[str, str], bool] = {}  # there may be many pairs, and each is asked for several times
-
-    def may(first: NodeOffer, second: NodeOffer) -> bool:
-        ends = first.node, second.node
-        if ends not in known:
-            known[ends] = known[ends[::-1]] = not pair_refusal(predictor, first, second)
-        return known[ends]
-
+    drafts = auto.would_draft(runs, options, predictor)
+    may = allowed_pairs(predictor)
     ways = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may, least=least)
     if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
         measured = measured_machines(work, machines, options).machines
@@ -313,7 +305,7 @@ def both_ways(
         return not nodes or {first.node, second.node} <= set(nodes)
 
     first = by_layers[0].plan
-    drafts = _drafts(first, options, PlanPredictor(layers, work, machines, options), auto)
+    drafts = auto.would_draft(first, options, PlanPredictor(layers, work, machines, options))
     plans = [choice.plan for choice in by_layers]
     found = compare_ways(layers, work, machines, options, plans, drafts=drafts, may=may, least=len(nodes))
     if not isinstance(found, WaysFound):
@@ -324,12 +316,6 @@ def both_ways(
     elif chosen is not None and found.ways.advice is WayAdvice.WORTH:
         says = auto_refuses(chosen.why)
     return replace(found.ways, auto=says), chosen if isinstance(chosen, SplitChoice) else None
-
-
-def _drafts(by_layers: Plan, options: HeadOptions, predictor: PlanPredictor, auto: AutoWay) -> bool:
-    """Tell whether this plan by layers would run with drafts, of meshd or of llama-server."""
-    asked = bool(read_llama_args(options.llama_args).speculation)
-    return asked or auto.drafts(by_layers, predictor.rounds_of(by_layers))
 
 
 def _holds_less(plan: Plan, other: Plan) -> bool:
