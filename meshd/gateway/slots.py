@@ -1,8 +1,8 @@
 """Choose the slot of llama-server for each answer, so that busy slots lie side by side. Pure.
 
-Where each slot has a cache of its own, llama.cpp computes the next tokens of several answers together only
-if their slots are neighbours: each run of busy slots is a pass of its own through all workers. llama-server
-takes the slot with the longest common prefix, else the least recently used one, wherever that is.
+Where each slot has its own cache, llama.cpp computes the next tokens of several answers together only if
+their slots are neighbours: each run of busy slots takes another pass through all workers. llama-server takes
+the slot with the longest common prefix, else the least recently used one, wherever that is.
 
 Here as well, the slot with the longest common prefix is taken, if that is a tenth of the prompt or all that
 the slot was asked. If several have it, or none, those that were never used come first, then the half that was

@@ -157,7 +157,7 @@ class Model:
 
     @property
     def may_name_slots(self) -> bool:
-        """Return True if each slot has a cache of its own, and the user leaves their choice to meshd."""
+        """Return True if each slot has its own cache, and the user lets meshd choose slots."""
         answers = self._loaded.answers
         is_several = answers is not None and answers.slots > 1 and not answers.shared
         return is_several and not has_own_slots(self._options.llama_args)

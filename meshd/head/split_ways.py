@@ -2,8 +2,8 @@
 
 An assert of llama.cpp's Meta device ends llama-server, while the model is loaded, with the first tokens, or
 with some later batch. A run by tensors that `--split auto` chose and that ends like this is the last one of
-this daemon: whoever has not asked for it is to find out as little as possible of it. Only llama-server's own
-end counts: a worker that refuses, or is lost, says nothing of the split (failures.py).
+this daemon, because its user did not ask for it. Only the end of llama-server itself counts: a worker that
+refuses, or is lost, says nothing of the split (failures.py).
 """
 
 from dataclasses import replace

@@ -11,12 +11,12 @@ from meshd.base.errors import Refused, UserError
 from meshd.model.layer_work import LayerWork
 from meshd.model.layers import ModelLayers
 from meshd.plan.choose_split import LEAST_GAIN, SplitAdvice, SplitChoice, choose_split
-from meshd.plan.machines import Machines, NodeOffer, measured_machines
+from meshd.plan.machines import Machines, measured_machines
 from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.prediction import on_paths
 from meshd.plan.split import Plan
 from meshd.plan.two_ways import SplitByLayers, WaysCompared
-from meshd.plan.ways import WaysFound, compare_ways
+from meshd.plan.ways import WaysFound, among, compare_ways
 from meshd.plan.wishes import HeadOptions
 
 
@@ -33,12 +33,9 @@ def advise_together(
         free = replace(options, split="layers", tensor_split=(), layers=(), workers=(), min_workers=0)
         found = choose_split(layers, work, measured, free)
 
-    def both_run(first: NodeOffer, second: NodeOffer) -> bool:
-        return {first.node, second.node} <= set(plan.nodes)
-
     by_layers = [choice.plan for choice in found]
-    least = len(plan.nodes)
-    ways = compare_ways(layers, work, machines, options, by_layers, drafts=False, may=both_run, least=least)
+    least, may = len(plan.nodes), among(plan.nodes)
+    ways = compare_ways(layers, work, machines, options, by_layers, drafts=False, may=may, least=least)
     best = min(found, key=lambda choice: predictor.conversation_seconds(choice.plan), default=None)
     gain = 0.0
     if best is not None and now.prediction.is_measured and best.prediction.is_measured:

@@ -84,7 +84,7 @@ from meshd.plan.two_ways import (
     WaysCompared,
     auto_refuses,
 )
-from meshd.plan.ways import CLEARLY, WaysFound, compare_ways
+from meshd.plan.ways import CLEARLY, WaysFound, among, compare_ways
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
@@ -300,10 +300,7 @@ def both_ways(
     """Compare these splits by layers with the best by tensors, and return it where `auto` chooses it."""
     chosen = choose_way(layers, work, machines, options, by_layers, auto)
     nodes = chosen.plan.nodes if isinstance(chosen, SplitChoice) else ()
-
-    def may(first: NodeOffer, second: NodeOffer) -> bool:
-        return not nodes or {first.node, second.node} <= set(nodes)
-
+    may = among(nodes or [offer.node for offer in machines.offers])
     first = by_layers[0].plan
     drafts = auto.would_draft(first, options, PlanPredictor(layers, work, machines, options))
     plans = [choice.plan for choice in by_layers]

@@ -8,7 +8,7 @@ by tensors that is bound by the cable before the answer is.
 and a conversation is clearly faster than by layers. When `auto` chooses it: auto_way.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 
@@ -95,6 +95,11 @@ def compare_ways(
         advice=_advice(split.pairs, *rates, is_measured=is_measured, drafts=drafts),
     )
     return WaysFound(ways, outcome, len(tensors.nodes) == len(machines.offers))
+
+
+def among(nodes: Collection[str]) -> Callable[[NodeOffer, NodeOffer], bool]:
+    """Return what lets only these nodes compute together."""
+    return lambda first, second: {first.node, second.node} <= set(nodes)
 
 
 def _sets(
