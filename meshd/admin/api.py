@@ -365,7 +365,8 @@ class PullReply:
     """The progress of a pull. `step`: asking, looking, fetching, checking, done or failed; `before_bytes`:
     those present when it began; `rate` in bytes a second, 0 if unknown. `paths` and `fingerprint` when it is
     done; `was_here`: they are of a model that this machine had under another name or elsewhere. `error`,
-    `hint` and `code` when it has failed.
+    `hint` and `code` when it has failed. `asked`: the name that it was asked for by; `source`: `members`, or
+    `download` once no member has it; `note`: what the user should know of it besides.
     """
 
     id: int
@@ -380,6 +381,9 @@ class PullReply:
     paths: tuple[str, ...] = ()
     fingerprint: str | None = None
     was_here: bool = False
+    source: str = "members"
+    asked: str = ""
+    note: str = ""
     error: str = ""
     hint: str = ""
     code: str = ""
@@ -406,7 +410,8 @@ class PullRequest(Request[PullReply], name="pull"):
     """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
 
     `header_only`: of it only what a head without layers needs; `for_plan`: only the headers of its files,
-    which the requester removes. It runs for as long as somebody asks how far
+    which the requester removes. `download`: as `meshd model pull` does: where no member has it, from where it
+    is published, and compared with the published hash. It runs for as long as somebody asks how far
     it is, every few seconds; with `background` it runs to its end.
     """
 
@@ -415,6 +420,7 @@ class PullRequest(Request[PullReply], name="pull"):
     header_only: bool = False
     for_plan: bool = False
     background: bool = False
+    download: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,11 +135,15 @@ def _add_pull(listed: list[ListedModel], pull: PullReply) -> None:
 def name_of(model: ListedModel, listed: Sequence[ListedModel]) -> str:
     """Return the name to pull it by: its file's name, unless members have different models of that name."""
     if not model.views:
-        return f"{MESH}{model.pull.name}" if model.pull is not None else ""
+        return "" if model.pull is None else _name_of_pull(model.pull)
     view = model.views[0]
     same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
     digits = next((known for v in model.views if (known := v.fingerprint or v.content)), None)
     return MESH + (view.name if len(same) == 1 or digits is None else digits[:LEAST_FINGERPRINT_DIGITS])
+
+
+def _name_of_pull(pull: PullReply) -> str:
+    return pull.asked if pull.source == "download" else f"{MESH}{pull.name}"
 
 
 def bytes_of(model: ListedModel) -> int:

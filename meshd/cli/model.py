@@ -352,8 +352,10 @@ def _begun(begun: PullReply, args: Arguments, out: Output) -> int:
         sizes: dict[str, Json] = {"done_bytes": begun.done_bytes, "bytes": begun.total_bytes}
         out.json({"name": begun.name, "step": begun.step, **sizes})
     else:
+        is_download = begun.source == "download"
+        how = f"downloading `{begun.name}`" if is_download else f"taking `{begun.name}` from members"
         out.note(
-            f"taking `{begun.name}` from members in the background; `meshd model ls` shows how far it is, "
+            f"{how} in the background; `meshd model ls` shows how far it is, "
             "and the same command without --background watches it"
         )
     return 0

@@ -15,17 +15,15 @@ _POLL_SECONDS = 0.5
 
 
 def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:
-    """Have the daemon take it from members unwatched; return its first reply after asking them.
+    """Have the daemon copy or download it unwatched; return its first reply that says how large it is.
 
-    Raises UserError: also for names of Hugging Face, whose hashes only this process would compare.
+    Raises UserError: also for a path, which nobody else knows.
     """
-    from meshd.model.short_names import hub_name_of
-
-    if isinstance(given, Path) or hub_name_of(given) is not None:
-        hint = f"name it `{MESH}NAME`, as `meshd model ls` shows it, or omit `--background`"
-        raise UserError(f"`--background` takes models of members, not `{given}`", hint=hint)
+    if isinstance(given, Path):
+        hint = "give a name of the model, as `meshd model ls` shows it"
+        raise UserError(f"`--background` takes the name of a model, not `{given}`", hint=hint)
     with Client(home) as client:
-        reply = client.ask(PullRequest(name=given, rate=rate, background=True))
+        reply = client.ask(PullRequest(name=given, rate=rate, background=True, download=True))
         while reply.step == "asking":
             _show_pull(reply, set(), out)
             time.sleep(_POLL_SECONDS)
@@ -101,6 +99,8 @@ def _show_pull(reply: PullReply, shown_lines: set[str], out: Output) -> None:
         # Without a bar, a line is printed whenever the words change.
         whose = f" from {', '.join(giving)}" if giving and out.draws_progress else ""
         activity = f"fetching {reply.name}{whose}"
+        if reply.source == "download":
+            activity = reply.activity or f"downloading {reply.name}"
         reporter(out)(TransferProgress(activity, reply.done_bytes, reply.total_bytes, reply.rate))
     elif reply.step == "checking":
         out.progress(f"checking {reply.name}")

@@ -191,6 +191,7 @@ class _Pull:
     task: asyncio.Task[None] | None
     asked_at: float
     background: bool = False
+    download: bool = False
     is_own: bool = False
     error: MeshdError | None = None
 
@@ -283,14 +284,14 @@ class ModelExchange:
             from meshd.library.resolve import no_name  # and stores, which no pull needs
 
             raise no_name(request.name, error) from None
-        # A running pull of the same name.
-        make = _kind_of_pull(request)
+        # A running pull of the same name; one that also downloads does for all who want the whole model.
+        make, is_whole = _kind_of_pull(request), not request.header_only
         running = (
             other
             for other in self._pulls.values()
             if other.task is not None
             and other.name == name
-            and type(other.work) is make
+            and (type(other.work) is make or (other.download and is_whole))
             and not request.for_plan
         )
         if (same := next(running, None)) is not None:
@@ -306,7 +307,16 @@ class ModelExchange:
         work = make(self._mesh, name, self._place, rate=float(request.rate) or None)
         self._last_id += 1
         now = asyncio.get_running_loop().time()
-        pull = _Pull(self._last_id, name, work, None, now, background=request.background, is_own=is_own)
+        pull = _Pull(
+            self._last_id,
+            name,
+            work,
+            None,
+            now,
+            background=request.background,
+            download=request.download,
+            is_own=is_own,
+        )
         self._pulls[pull.id] = pull
         pull.task = self._owner.start_for("local client", self._run(pull), name="model pull")
         pull.task.add_done_callback(lambda _: _end(pull))  # even if its task never began
@@ -333,6 +343,7 @@ class ModelExchange:
     async def _run(self, pull: _Pull) -> None:
         try:
             await pull.work.run()
+            self._offered.changed()
             if not pull.work.state.was_here:
                 LOG.info("model_pulled", file=pull.work.state.name, bytes=pull.work.state.total)
         except LocalProtocolError:
@@ -361,6 +372,10 @@ def _in_use(config: Config) -> FilesInUseReply:
 
 
 def _kind_of_pull(request: PullRequest) -> type[ModelPull]:
+    if request.download:
+        from meshd.daemon.whole_pull import WholePull  # and stores, which no other pull needs
+
+        return WholePull
     if not request.for_plan and not request.header_only:
         return ModelPull
     from meshd.library.members.pull import HeaderPull, PlanPull  # which most nodes never need
@@ -415,6 +430,9 @@ def _reply(pull: _Pull) -> PullReply:
         paths=tuple(map(str, state.paths)),
         fingerprint=state.fingerprint or None,
         was_here=state.was_here,
+        source=state.source,
+        asked=str(pull.name),
+        note=state.note,
         error=error.what if error is not None else "it was stopped" if failed else "",
         hint=error.hint if error is not None else "",
         code=code,

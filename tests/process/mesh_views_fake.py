@@ -259,6 +259,7 @@ PULL = PullReply(
     total_bytes=18_000_000_000,
     rate=90_000_000.0,
     holders=(HolderView(node="garage", bytes=3_000_000_000),),
+    asked="mesh:GLM-4.7-Flash-Q4_K_M",
 )
 _TOKEN = TimeAccount(
     seconds=0.05,

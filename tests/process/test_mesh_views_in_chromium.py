@@ -39,6 +39,7 @@ pytestmark = [
     pytest.mark.skipif(not MESH_FOLDER.exists(), reason="`make chat` has not built the page"),
 ]
 _PATIENCE_MS = 20_000
+_COPIED = {"name": "mesh:GLM-4.7-Flash-Q4_K_M", "background": True, "download": True}
 VIEWS = ("models", "plan", "network", "invite", "agents", "logs")
 _STATUS = status(members=peers(), served=(model(),))
 _TWO = status(served=(model(), model("glm", ModelState.UNLOADED)))
@@ -134,10 +135,10 @@ CASES: tuple[Case, ...] = (
         "models",
         ("Copy it here",),
         "pull",
-        {"name": "mesh:GLM-4.7-Flash-Q4_K_M", "background": True},
+        _COPIED,
         "mesh:GLM-4.7-Flash-Q4_K_M is being copied",
     ),
-    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. What was copied is kept"),
+    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. What has arrived is kept"),
     (
         "models",
         ("Remove", "Remove"),
@@ -429,16 +430,69 @@ def test_a_copy_that_failed_is_begun_again() -> None:
             press(page, "Copy it again")
             page.get_by_role("button", name="Stop", exact=True).wait_for()
             page.get_by_role("alert").filter(has_text="the members are gone").wait_for(state="detached")
-            assert node.fields_of("pull") == [{"name": "mesh:GLM-4.7-Flash-Q4_K_M", "background": True}]
-            # Until it knows its name, it is told by the button that was pressed.
+            assert node.fields_of("pull") == [_COPIED]
+            # Until its file is known, it has the name that it was asked for by.
             node.results["pull_progress"] = replace(PULL, id=6, step="asking", name="")
-            page.get_by_role("progressbar", name="GLM").wait_for(state="detached")
+            page.get_by_role("progressbar", name="mesh:GLM-4.7-Flash-Q4_K_M").wait_for()
             assert page.get_by_role("listitem").filter(has_text="asking the other machines").count() == 1
 
     node = FakeNode(state(_STATUS))
     node.results["member_models"] = MemberModelsReply(models=(), pulls=(failed,))
     node.results["pull"] = replace(PULL, id=6)
     look(see, node)
+
+
+def test_a_model_is_got_by_any_name_and_its_progress_shown() -> None:
+    """Also a download, which members have no part in, what is to be known of it, and why one ends."""
+    name = "hf:unsloth/Qwen3-8B-GGUF:Q4_K_M"
+    running = replace(PULL, id=6, asked=name, name=name, source="download", holders=())
+    running = replace(running, activity="downloading Qwen3-8B-Q4_K_M.gguf")
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "models")
+            press(page, "Get it")
+            page.get_by_role("alert").filter(has_text="Name a model first").wait_for()
+            page.get_by_role("textbox", name="Name of the model").fill(f" {name} ")
+            page.get_by_text(f"meshd model pull --background {name}", exact=True).wait_for()
+            press(page, "Get it")
+            page.get_by_text(f"{name} is being looked for").wait_for()
+            assert node.fields_of("pull") == [{"name": name, "background": True, "download": True}]
+            card = page.get_by_role("listitem").filter(has_text=name)
+            card.get_by_role("progressbar", name=name).wait_for()
+            card.get_by_text("downloading Qwen3-8B-Q4_K_M.gguf: 3.0 GB of 18.0 GB, 17%").wait_for()
+            shown.keep("download")
+            assert serious_faults(page) == []
+            node.results["pull_progress"] = replace(
+                running, step="failed", error="arrived damaged, twice", hint="check the proxy"
+            )
+            card.get_by_role("alert").filter(has_text="arrived damaged, twice").wait_for()
+            node.results["pull"] = node.results["pull_progress"] = replace(
+                running, id=7, step="done", note="not compared with the hash"
+            )
+            press(page, "Get it")
+            card.get_by_text(f"{name} is on this machine now").wait_for()
+            card.get_by_text("not compared with the hash").wait_for()
+            assert card.count() == 1 and shown.errors == []
+
+    node = FakeNode(state(_STATUS))
+    node.results["pull"] = node.results["pull_progress"] = running
+    look(see, node)
+
+
+def test_what_fits_is_got_by_its_button() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "models")
+            press(page, "See what fits")
+            row = page.get_by_role("row").filter(has_text="qwen3-4b")
+            row.get_by_text("meshd model pull --background qwen3-4b").wait_for()
+            row.get_by_role("button", name="Get it", exact=True).click()
+            page.get_by_text("qwen3-4b is being looked for").wait_for()
+            assert node.fields_of("pull") == [{"name": "qwen3-4b", "background": True, "download": True}]
+            assert page.get_by_role("row").filter(has_text="gpt-oss-120b").get_by_role("button").count() == 0
+
+    look(see)
 
 
 def test_what_could_not_be_listed_is_said() -> None:

@@ -96,6 +96,8 @@ class PullState:
     fingerprint: str = ""
     activity: str = ""
     was_here: bool = False  # `paths` are a model of this machine, and nothing was fetched
+    source: str = "members"  # or `download`
+    note: str = ""  # what the user should know of it besides
 
 
 class NobodyHasIt(UserError):

@@ -60,7 +60,8 @@ EXAMPLES: dict[Request[object], str] = {  # as daemons and verbs of other versio
     api.MemberModelsRequest(): '{"request":"member_models"}',
     api.FilesInUseRequest(): '{"request":"files_in_use"}',
     api.PullRequest(name="mesh:glm", rate=5): (
-        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"for_plan":false,"background":false}'
+        '{"request":"pull","name":"mesh:glm","rate":5,"header_only":false,"for_plan":false,"background":false,'
+        '"download":false}'
     ),
     api.PullProgressRequest(id=3): '{"request":"pull_progress","id":3}',
     api.PullStopRequest(id=3): '{"request":"pull_stop","id":3}',

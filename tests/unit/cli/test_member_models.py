@@ -224,8 +224,16 @@ def test_a_pull_in_the_background_is_not_watched(daemon: FakeControl) -> None:
     assert body == {"schema": 1, "name": "far-Q8_0", "step": "fetching", "done_bytes": 250, "bytes": 1000}
     daemon.pulls = [PullReply(id=1, step="failed", error="no member has it", hint="h", code=NO_MEMBER_HAS_IT)]
     refused(meshd("model", "pull", "mesh:none", "--background"), 1, "no member has it")
-    for given in ("hf:me/None-GGUF:Q8_0", "glm"):
-        refused(meshd("model", "pull", given, "--background"), 1, "--background", "mesh:NAME")
+
+
+def test_a_download_in_the_background_is_the_daemons(daemon: FakeControl) -> None:
+    download = replace(_fetching(250), source="download", asked="glm", name="glm", holders=())
+    daemon.pulls = [PullReply(id=1, step="asking", activity="asking the hub"), download]
+    ran = meshd("model", "pull", "glm", "--background")
+    assert (ran.code, ran.out) == (0, "") and "downloading `glm` in the background" in ran.err
+    daemon.running = (download,)
+    row = json.loads(meshd("model", "ls", "--json").out)[-1]
+    assert row["name"] == "glm" and row["pull"]["bytes"] == 1000 and row["nodes"] == []
 
 
 def test_ctrl_c_ends_the_pull(daemon: FakeControl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -468,6 +468,9 @@ export interface PullReply {
 	paths: string[];
 	fingerprint: string | null;
 	was_here: boolean;
+	source: string;
+	asked: string;
+	note: string;
 	error: string;
 	hint: string;
 	code: string;
