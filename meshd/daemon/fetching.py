@@ -8,26 +8,24 @@ the next start continues there.
 
 import asyncio
 import os
-import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from meshd.admin.api import NO_MEMBER_HAS_IT, PullReply, PullRequest
 from meshd.base import log
-from meshd.base.errors import Closed, MeshdError, Refused, UserError
-from meshd.base.fault_boundary import Contained
+from meshd.base.errors import Refused, UserError
 from meshd.base.tasks import in_thread
 from meshd.config.serve_settings import ServeConfig
 from meshd.config.tree import Config
+from meshd.daemon.own_thread import in_own_thread
 from meshd.daemon.role_kind import FetchingRole, Wanted
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness, Upstream
-from meshd.library.interface import NotHere, ReportProgress, TransferProgress
+from meshd.library.interface import NotHere, TransferProgress
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import DEMO, MESH
 from meshd.model.short_names import hub_name_of
@@ -39,12 +37,10 @@ if TYPE_CHECKING:
     from meshd.daemon.models import ModelExchange
     from meshd.gateway.request import PlainModel
 
-T = TypeVar("T")
 FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
 OR_ELSEWHERE_SECONDS = 10.0  # the same where it may be downloaded instead, or its name be mistyped
 _ASKING_SECONDS = 600.0  # for members to read theirs, where it may be downloaded instead
 _LOOK_SECONDS = 0.5
-_STOP_SECONDS = 1.0  # for a download to end; otherwise its thread ends with the process
 _LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes long
 _TENTHS = 10
 LOG = log.get("daemon")
@@ -271,44 +267,6 @@ def _of_transfer(name: str, progress: TransferProgress) -> FetchStatus:
         total_bytes=progress.total,
         bytes_s=progress.rate,
     )
-
-
-async def in_own_thread(
-    work: Callable[[ReportProgress], T], on_progress: Callable[[TransferProgress], None]
-) -> T:
-    """Run blocking `work` in a thread and return its result; `on_progress` runs on the loop.
-
-    If the caller is cancelled, `work` ends at its next report. A `work` that reports nothing, on a stalled
-    connection for example, does not delay the stop: its thread ends with the process, and its written data
-    stays on disk.
-    """
-    loop, stopped = asyncio.get_running_loop(), threading.Event()
-    ended: asyncio.Future[T] = loop.create_future()
-    # Marks an exception as seen, if nobody asks.
-    ended.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def report(progress: TransferProgress) -> None:
-        if stopped.is_set():
-            raise Closed("the download was stopped")
-        loop.call_soon_threadsafe(on_progress, progress)
-
-    def run() -> None:
-        try:
-            with Contained("local client", "download"):  # the caller gets any failure
-                tell = partial(ended.set_result, work(report))
-        except (MeshdError, OSError) as error:
-            tell = partial(ended.set_exception, error)
-        with suppress(RuntimeError):  # the loop has gone
-            loop.call_soon_threadsafe(tell)
-
-    threading.Thread(target=run, daemon=True, name="download").start()
-    try:
-        await asyncio.wait([ended])
-    finally:
-        stopped.set()
-        if not ended.done():
-            await asyncio.wait([ended], timeout=_STOP_SECONDS)
-    return ended.result()
 
 
 async def check_downloads(wanted: Sequence[Wanted]) -> None:

@@ -7,7 +7,7 @@ downloaded always is. Both are the functions that the verb calls.
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.tasks import in_thread
-from meshd.daemon.fetching import in_own_thread
+from meshd.daemon.own_thread import in_own_thread
 from meshd.library.interface import NotHere, ReportProgress, StoredModel, TransferProgress
 from meshd.library.members.pull import ModelPull, NobodyHasIt, PullStep
 from meshd.library.pulled_models import keep_pulled
