@@ -44,7 +44,7 @@ REQUESTS = frozenset(
             "pull_progress",
         ),
         *("tunnel_list", "expose_list", "revoke", "forget", "accept", "pull", "pull_stop"),
-        *("tunnel_open", "tunnel_close"),
+        *("tunnel_open", "tunnel_close", "expose", "expose_remove"),
     }
 )
 INVITING = frozenset({"invite", "invite_revoke"})  # by nodes that may invite

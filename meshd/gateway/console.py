@@ -61,7 +61,11 @@ LINKED_PATHS = frozenset({MESH_PATH, OPEN_PATH})
 STATE_PATH = "/mesh/state"
 END_PATH = "/mesh/end"
 DO_PREFIX = "/mesh/do/"
-FRESH_ACTIONS = frozenset({"revoke", "invite_revoke", "forget", "model_remove"})  # what cannot be undone
+# Actions that need a session which has just begun, and why.
+FRESH_ACTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("revoke", "invite_revoke", "forget", "model_remove"), "cannot be undone"),
+    "expose": "opens a service to other nodes",  # what they did with it cannot be undone either
+}
 MOST_BODY_BYTES = 64 << 10
 _MOST_BODIES_BYTES = 1 << 20
 MOST_STREAMS = 16
@@ -433,7 +437,7 @@ class Console:
         if not _ACTION.fullmatch(name):
             raise HttpRefusal(Failure(404, unknown_path(request.path), code="unknown_path"))
         if name in FRESH_ACTIONS and not session.is_fresh(self._clock()):
-            message = "this cannot be undone, so it needs a session that began in the last 10 minutes"
+            message = f"this {FRESH_ACTIONS[name]}, so it needs a session that began in the last 10 minutes"
             raise ConsoleRefusal(403, message, "fresh_link", "run `meshd ui` again")
         if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != JSON_TYPE:
             message = f"the body must be JSON: send `Content-Type: {JSON_TYPE}`"

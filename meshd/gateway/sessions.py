@@ -17,7 +17,7 @@ from meshd.identity.proof import key_digest
 
 LINK_SECONDS = 60.0
 SESSION_SECONDS = 12 * 3600.0
-FRESH_SECONDS = 600.0  # after the link, in which the page may do what cannot be undone
+FRESH_SECONDS = 600.0  # after the link, in which the page may also do what cannot be undone
 MOST_LINKS = 16
 MOST_SESSIONS = 32
 SECRET_BYTES = 32  # of chance in a secret; as text, base64url without padding (RFC 4648, 5)

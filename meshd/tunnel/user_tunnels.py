@@ -48,6 +48,7 @@ MAX_ALLOWED_PEERS = 64  # named for one service
 MAX_HOST = 253  # a DNS name (RFC 1035)
 MAX_TUNNELS_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ACTION_NAMES = frozenset({"ls", "rm"})  # of `meshd expose`, which would read such a name as one of these
 TUNNEL_SERVICE = "tunnel"
 _ASK_SECONDS = 5.0
 _AGAIN_SECONDS = 10.0  # a listener whose port is taken at the start is tried again after that
@@ -342,7 +343,11 @@ class OwnTunnels:
         None: those that could reach it before. Connections of nodes that are named again, to the same place,
         go on. Raises UserError.
         """
-        check_name(name)
+        if check_name(name) in _ACTION_NAMES:
+            raise UserError(
+                f"`{name}` cannot be the name of a service: `meshd expose {name}` is an action",
+                hint="choose another name",
+            )
         service = self._services.get(name)
         if peers is None:
             peers = service.exposed.peers if service is not None else ()
@@ -368,7 +373,7 @@ class OwnTunnels:
         service = self._services.pop(name, None)
         if service is None:
             raise UserError(
-                f"no service `{name}` is exposed", hint="run `meshd expose ls` to list the services"
+                f"no service `{name[:80]}` is exposed", hint="run `meshd expose ls` to list the services"
             )
         for stream in list(service.streams):
             stream.reset(Code.REFUSED, "the service is not exposed any more")

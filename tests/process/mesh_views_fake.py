@@ -179,8 +179,17 @@ def status(
     )
 
 
+EXPOSED = ExposedView(
+    name="ssh",
+    target="127.0.0.1:22",
+    to=(GARAGE,),
+    to_names=("garage",),
+    streams=2,
+    sent_bytes=5_000,
+    received_bytes=7_000,
+)
 CAN = (
-    *("tunnel_open", "tunnel_close", "expose_list"),
+    *("tunnel_open", "tunnel_close", "expose", "expose_list", "expose_remove"),
     *("accept", "ban_list", "capacity", "drain", "fits", "forget", "invite", "invite_list", "invite_revoke"),
     *("load", "logs", "member_models", "model_remove", "models", "netcheck", "pause", "ping", "plan", "pull"),
     *("pull_progress", "pull_stop", "resume", "revoke", "unban", "unload", "why"),
@@ -292,19 +301,9 @@ def _of_members() -> dict[str, object]:
             bans=(BanView(id="e" * 52, kind="node", banned_at=round(NOW - 7000), by="d" * 52, name="shed"),)
         ),
         "drain": Done(),
-        "expose_list": ExposedList(
-            exposed=(
-                ExposedView(
-                    name="ssh",
-                    target="desk:22",
-                    to=(GARAGE,),
-                    to_names=("garage",),
-                    streams=0,
-                    sent_bytes=0,
-                    received_bytes=0,
-                ),
-            )
-        ),
+        "expose": EXPOSED,
+        "expose_list": ExposedList(exposed=(EXPOSED,)),
+        "expose_remove": Done(),
         "forget": ForgetReply(id=ATTIC, name="attic"),
         "invite": InviteReply(
             token=TOKEN, id="d7300f57d2c2ba28", expires_at=round(time.time()) + 3600, uses=2, url=PAGE_URL

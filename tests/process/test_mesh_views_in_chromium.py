@@ -89,7 +89,11 @@ def fill_all(page: "Page", view: str) -> None:
     for text in {
         "models": ("GLM-4.7", "gpt-oss-120b"),
         "plan": ("Splits, compared", "connect garage by cable"),
-        "network": ("nat_symmetric", "127.0.0.1:2222", "desk:22"),
+        "network": (
+            "nat_symmetric",
+            "127.0.0.1:2222",
+            "127.0.0.1:22 · for garage (rpbcgn66vn) · 2 connections",
+        ),
         "invite": ("paste the invite", "shed", "d7300f57d2c2ba28"),
         "agents": ("ANTHROPIC_MODEL", "OPENAI_API_BASE_URL"),
         "logs": ("child_failed",),
@@ -149,6 +153,13 @@ CASES: tuple[Case, ...] = (
     ("plan", ("Show it",), "why", {}, "The times of the last answers"),
     ("network", ("Check it",), "netcheck", {}, "Checked: 2 problems"),
     ("network", ("Close it",), "tunnel_close", {"listen": "127.0.0.1:2222"}, "The tunnel to ssh is closed"),
+    (
+        "network",
+        ("Stop exposing it", "Stop exposing it"),
+        "expose_remove",
+        {"name": "ssh"},
+        "ssh is no longer exposed",
+    ),
     ("network", ("Refresh",), "expose_list", {}, "1 service exposed"),
     ("network", ("Ping",), "ping", {"peer": "garage"}, "garage answered in 39.7 ms"),
     (
@@ -548,7 +559,7 @@ def test_an_empty_node_says_what_to_do_next() -> None:
         for view, words in {
             "models": ("This node serves no model", "There is no model on this machine"),
             "plan": ("nothing is measured. Plan one above",),
-            "network": ("There is no other node yet",),
+            "network": ("There is no other node yet", "This node exposes nothing", "yet that could use it"),
             "invite": ("This node is alone in its mesh", "has made no invites", "Nothing is banned"),
             "agents": ("This node offers no API", "meshd client"),
             "logs": ("Nothing has happened", "The log is empty"),
@@ -565,6 +576,7 @@ def test_an_empty_node_says_what_to_do_next() -> None:
         "models": {"models": []},
         "logs": {"lines": [], "logs": ["meshd"]},
         "ban_list": {"bans": []},
+        "expose_list": {"exposed": []},
     }
     node.results |= {"invite_list": {"invites": []}, "member_models": {**none, "left_out": [], "pulls": []}}
     look(see, node)

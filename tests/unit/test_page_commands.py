@@ -33,7 +33,17 @@ EXAMPLES: tuple[Example, ...] = (
     ("capacity", {"again": True}, {"again": True}),
     ("capacity", {}, {"again": False}),
     ("drain", {}, {}),
+    (
+        "expose",
+        {"name": "ssh", "target": "127.0.0.1:22", "to": ["garage", "attic"]},
+        {"words": ["ssh", "127.0.0.1:22"], "to": ["garage", "attic"]},
+    ),
+    *(
+        ("expose", {"name": word, "target": word, "to": [word]}, {"words": [word, word], "to": [word]})
+        for word in NASTY
+    ),
     ("expose_list", {}, {"words": ["ls"]}),
+    *((("expose_remove", {"name": word}, {"words": ["rm", word]})) for word in ("ssh", *NASTY)),
     ("fits", {}, {"action": "ls", "fits": True}),
     *((("forget", {"peer": word}, {"peer": word})) for word in ("garage", *NASTY)),
     ("invite", {"expires_s": 86400, "uses": 1, "roles": ["use", "work"]}, {"role": ["use", "work"]}),
@@ -111,10 +121,17 @@ def test_the_time_of_an_invite_is_what_was_chosen() -> None:
     assert made == for_seconds
 
 
-@pytest.mark.parametrize("word", ["a\nb", "\x1b[201~", "\x7f", "\x9b"])
-def test_keys_of_a_terminal_are_not_offered_for_copying(word: str) -> None:
-    asked = [{"name": "ping", "fields": {"peer": word}}, {"name": "ping", "fields": {"peer": "garage"}}]
-    assert page_script(_SCRIPT, asked) == ["", "meshd ping --count 1 garage"]
+@pytest.mark.parametrize("word", ["a\nb", "\x1b[201~", "\x7f", "\x9b", "a\u202eb", "\u2066", "\u200f"])
+def test_control_characters_are_not_offered_for_copying(word: str) -> None:
+    exposed = {"name": "ssh", "target": "nas:22", "to": ["garage"]}
+    asked = [
+        {"name": "ping", "fields": {"peer": word}},
+        *({"name": "expose", "fields": {**exposed, field: word}} for field in ("name", "target")),
+        {"name": "expose", "fields": {**exposed, "to": [word]}},
+        {"name": "expose_remove", "fields": {"name": word}},
+        {"name": "ping", "fields": {"peer": "garage"}},
+    ]
+    assert page_script(_SCRIPT, asked) == [*[""] * 5, "meshd ping --count 1 garage"]
 
 
 @settings(max_examples=3, deadline=None)

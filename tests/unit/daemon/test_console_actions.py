@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 from hypothesis import given
@@ -27,8 +27,13 @@ from meshd.daemon.console_actions import (
     SERVING,
     Abilities,
     ConsoleActions,
+    Control,
     check_size,
 )
+from meshd.daemon.control import TunnelAnswers
+from meshd.identity.keys import PeerId
+from meshd.peer.mesh import PeerMesh, find
+from meshd.tunnel.user_tunnels import OwnTunnels
 
 from tests.conformance.run import run
 from tests.unit.admin.fake import FakeControl
@@ -54,9 +59,7 @@ class Noting(FakeControl):
         return await super().answer(request)
 
 
-def actions(
-    control: FakeControl | None = None, can: Abilities = ALL, log: Path = Path("none")
-) -> ConsoleActions:
+def actions(control: Control | None = None, can: Abilities = ALL, log: Path = Path("none")) -> ConsoleActions:
     return ConsoleActions(control or FakeControl(), lambda: can, log=log)
 
 
@@ -65,7 +68,7 @@ def test_all_names_are_requests() -> None:
         decoded(b'{"request": "capacity", "again": 1}\n')  # defines all of them
     names = REQUESTS | INVITING | FOUNDING | LENDING | SERVING
     assert names <= requests().keys()
-    assert not names & {"stop", "leave", "metrics", "expose", "status", "files_in_use"}
+    assert not names & {"stop", "leave", "metrics", "status", "files_in_use"}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +140,77 @@ def test_any_fields_are_taken_or_refused(name: str, fields: object) -> None:
         return
     kinds = {request.request_name for request in control.came}
     assert kinds <= {"pause" if name == "drain" else name}
+
+
+class FakeMesh:
+    """One peer, and whoever else is asked for is unknown."""
+
+    def handle(self, service: str, handler: object, *, allow: object) -> None: ...
+
+    def peers(self) -> list[object]:
+        return []
+
+    def find(self, text: str, also: object) -> PeerId:
+        return find(text, me=PeerId(bytes(32)), names={GARAGE: "garage", PeerId(bytes(32)): "desk"})
+
+
+class Services(TunnelAnswers):
+    """Answers as the daemon does, about services alone."""
+
+    def __init__(self) -> None:
+        self.saved: list[bytes] = []
+        mesh = cast(PeerMesh, FakeMesh())
+        super().__init__(mesh, OwnTunnels(mesh=mesh, save=self.saved.append))
+
+
+GARAGE = PeerId(b"g" * 32)
+SSH: Mapping[str, object] = {"name": "ssh", "target": "127.0.0.1:22", "to": ["garage"]}
+HTML = "<img src=x onerror=alert(1)>"
+
+
+async def test_a_service_is_exposed_listed_and_removed() -> None:
+    services = Services()
+    acts = actions(services)
+    made = await acts.act("expose", SSH)
+    assert made["target"] == "127.0.0.1:22" and made["to"] == [str(GARAGE)]
+    assert await acts.act("expose_list", {}) == {"exposed": [made]}
+    assert await acts.act("expose_remove", {"name": "ssh"}) == {}
+    assert await acts.act("expose_list", {}) == {"exposed": []} and len(services.saved) == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"name": name} for name in (HTML, "", "-x", "a b", "a\n", "\x1b[2J", "\u202essh", "é", "x" * 64)),
+        *({"name": name} for name in ("ls", "rm", "x" * MOST_LETTERS)),
+        *(
+            {"target": place}
+            for place in ("", "22", "nas", "nas:", "nas:0", "nas:65536", "nas:-1", "nas:2 2")
+        ),
+        *({"target": f"{host}:22"} for host in (HTML, "a b", "a\n", "\x1b[2J", "[::1", "é", "x" * 300)),
+        *({"to": [node]} for node in ("", HTML, "desk", "nobody", "\x1b[2J", "x" * MOST_LETTERS)),
+        *({"to": ["garage", node]} for node in ("nobody", "desk")),
+        {"to": ["garage"] * (MOST_ITEMS + 1)},
+        {"to": "garage"},
+        {"target": 22},
+        {"name": None},
+    ],
+    ids=lambda fields: ascii(fields)[:40],
+)
+async def test_a_service_that_the_command_line_refuses_is_not_exposed(fields: Mapping[str, object]) -> None:
+    services = Services()
+    acts = actions(services)
+    with pytest.raises((UserError, RemoteProtocolError)) as refused:
+        await acts.act("expose", {**SSH, **fields})
+    assert len(refused.value.what) <= MOST_LETTERS + 100
+    assert await acts.act("expose_list", {}) == {"exposed": []} and services.saved == []
+
+
+async def test_a_service_that_is_not_there_is_not_removed() -> None:
+    for name in (HTML, "", "x" * MOST_LETTERS):
+        with pytest.raises(UserError, match="is exposed") as refused:
+            await actions(Services()).act("expose_remove", {"name": name})
+        assert len(refused.value.what) < 120
 
 
 NESTED: object = "x"

@@ -1,4 +1,5 @@
 // What the page asks of the node: POST /mesh/do/NAME, as `meshd` asks the control socket.
+import { parsed } from './parsed.ts';
 import { texts } from './texts.ts';
 
 export type Fields = Record<string, unknown>;
@@ -32,7 +33,7 @@ export function keepKey(key: string): void {
 export async function act<Result>(name: string, fields: Fields = {}, signal?: AbortSignal): Promise<Result> {
 	const headers = { 'Content-Type': 'application/json' };
 	const response = await post(`/mesh/do/${name}`, { headers, body: JSON.stringify(fields), signal: signal ?? null });
-	return ((await response.json()) as { result: Result }).result;
+	return (parsed(await response.text()) as { result: Result }).result;
 }
 
 /** End the session of this browser, in all its windows; the key goes with it. Throws Refusal. */
@@ -60,7 +61,7 @@ async function post(path: string, init: { headers?: Record<string, string>; body
 /** Read the error of a response that is not OK. */
 export async function refusal(response: Response): Promise<Refusal> {
 	try {
-		const { error } = (await response.json()) as { error: Partial<Record<'message' | 'hint' | 'code', string>> };
+		const { error } = parsed(await response.text()) as { error: Partial<Record<'message' | 'hint' | 'code', string>> };
 		return new Refusal(error.message ?? texts.errors.unknown, error.hint ?? '', error.code ?? 'failed');
 	} catch {
 		return new Refusal(`${texts.errors.unknown} (${response.status})`, '', 'failed');

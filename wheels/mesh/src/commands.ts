@@ -1,7 +1,7 @@
 // The command line that an action equals: it is shown beside the action, and can be copied into a terminal.
 import type { Fields } from './actions.ts';
 
-const CONTROL = /\p{Cc}/u;
+const CONTROL = /[\p{Cc}\p{Bidi_Control}]/u;
 const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
 
 /** Quote a word for a POSIX shell (2.2.2: within single quotes, every character is itself). */
@@ -54,6 +54,13 @@ function invite(fields: Fields): string[] {
 	];
 }
 
+/** The nodes come last, as `--to` takes all words that follow, up to `--`. */
+function expose(fields: Fields): string[] {
+	const service = plain(text(fields.name), text(fields.target));
+	const nodes = words(fields.to).flatMap((node) => option('--to', node));
+	return service[0] === '--' ? ['expose', ...nodes, ...service] : ['expose', ...service, ...nodes];
+}
+
 function tunnelClose(fields: Fields): string[] {
 	const listen = text(fields.listen);
 	const given = listen ? [listen] : [text(fields.peer), text(fields.service)];
@@ -66,7 +73,9 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 	ban_list: () => ['unban'],
 	capacity: (fields) => ['capacity', ...(fields.again === true ? ['--again'] : [])],
 	drain: () => ['drain'],
+	expose,
 	expose_list: () => ['expose', 'ls'],
+	expose_remove: (fields) => ['expose', ...plain('rm', text(fields.name))],
 	fits: () => ['model', 'ls', '--fits'],
 	forget: (fields) => ['forget', ...plain(text(fields.peer))],
 	invite,
@@ -104,7 +113,8 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 
 /**
  * The command line of an action, quoted for a shell. Empty if no command does the same, and where a word has
- * control characters: pasted, these would be keys to a terminal, whatever quotes are around them.
+ * control characters: pasted, these would be keys to a terminal, whatever quotes are around them, or show
+ * another command than they run.
  */
 export function commandLine(name: string, fields: Fields = {}): string {
 	const command = hasCommand(name) ? COMMANDS[name] : undefined;

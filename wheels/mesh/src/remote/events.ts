@@ -1,5 +1,6 @@
 // Events and comments of server-sent events, however the bytes are cut (WHATWG HTML, 9.2.6).
 
+import { parsed } from '../parsed.ts';
 import type { State } from '../types.ts';
 
 export type StreamItem = { comment: string } | { event: string; data: string };
@@ -38,16 +39,11 @@ export async function* streamItems(body: ReadableStream<Uint8Array>): AsyncGener
 	}
 }
 
-// characters that turn the direction of the text around them: a name with one could pass for another
-const TURNS = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
-
 // Yield each state of a stream until it ends.
 export async function* statesIn(body: ReadableStream<Uint8Array>): AsyncGenerator<State> {
 	for await (const item of streamItems(body)) {
 		if (!('data' in item) || item.event !== 'state') continue;
-		yield JSON.parse(item.data, (_name, value: unknown) =>
-			typeof value === 'string' ? value.replace(TURNS, '\ufffd') : value,
-		) as State;
+		yield parsed(item.data) as State;
 	}
 }
 
