@@ -9,38 +9,32 @@ from pathlib import Path
 from meshd.admin.api import PullRequest
 from meshd.admin.client import Client, NotRunning
 from meshd.admin.plan_api import (
-    LARGEST_CONTEXT,
-    MOST_STREAMS,
     AnswerTime,
     CapacityReply,
     CapacityRequest,
     DeviceCapacity,
-    MemoryLimit,
     PathCapacity,
     PlanReply,
-    PlanRequest,
     PlanSpeculation,
     PlanView,
     WhyReply,
     WhyRequest,
 )
+from meshd.admin.plan_options import PlanOptions, plan_request
 from meshd.admin.planned_file import NotHereYet, header_from_members, local_or_header
 from meshd.admin.request import to_fields
 from meshd.admin.status import StorageCapacity
-from meshd.base.errors import UsageError, UserError
+from meshd.base.errors import UserError
 from meshd.base.units import in_bytes, in_memory, in_number
 from meshd.cli.find_models import as_given, reporter
 from meshd.cli.model import MEMBERS_SECONDS
 from meshd.cli.options import Arguments
 from meshd.cli.output import Output
 from meshd.cli.pull_model import watched
-from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
 from meshd.config.tree import Config, home_here
-from meshd.model.layer_range import parse_layer_range
 from meshd.model.status import of_each_layer
 from meshd.model.time_account import TimeAccount
 
-_LONGEST = "max"
 _SHOWN = 5
 _COLUMNS = ("SPLIT", "REQUEST", "GENERATION", "AT ONCE", "PROMPT", "LOAD", "A TOKEN")
 _SHOWN_ANSWERS = 4
@@ -91,16 +85,17 @@ class Plan:
 
     def run(self, args: Arguments, out: Output) -> int:
         """Ask the daemon and print. Returns 1 when nothing fits."""
-        ctx_size = _context(args.ctx_size)
-        if not 0 <= args.streams <= MOST_STREAMS:
-            raise UsageError(f"--streams takes a number from 1 to {MOST_STREAMS}")
-        request = PlanRequest(
-            model="",
-            ctx_size=ctx_size,
-            streams=args.streams,
-            largest_context=args.ctx_size == _LONGEST,
+        request = plan_request(
+            PlanOptions(
+                ctx_size=args.ctx_size,
+                streams=args.streams,
+                workers=args.workers,
+                layers=tuple(args.layers),
+                tensor_split=args.tensor_split,
+                device=tuple(args.device),
+                memory=tuple(args.memory),
+            )
         )
-        request = with_split_options(request, args)
         with ExitStack() as held:
             client = held.enter_context(_client())
             file = model_for_plan(args.model, Config(), client, held, out)
@@ -122,15 +117,6 @@ def _client() -> Client:
     except NotRunning as error:
         fits = "`meshd model ls --fits` estimates without a node which models fit on this machine"
         raise UserError(error.what, hint=f"{error.hint}; {fits}") from None
-
-
-def _context(given: str) -> int:
-    """Return the context in tokens, 0 for the usual and for the longest one. Raises UsageError."""
-    if given in ("", _LONGEST):
-        return 0
-    if given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= LARGEST_CONTEXT:
-        return int(given)
-    raise UsageError(f"--ctx-size takes a number from 1 to {LARGEST_CONTEXT}, or `{_LONGEST}`")
 
 
 def _show(reply: PlanReply, out: Output) -> None:
@@ -269,64 +255,6 @@ def add_split_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="assume that a node (or every node) lends at most SIZE per device, such as garage=8G",
     )
-
-
-def with_split_options(request: PlanRequest, args: Arguments) -> PlanRequest:
-    """Return the request with the split options. Raises UsageError."""
-    layers = _layers(args.layers)
-    shares = tuple(map(float, _listed("--tensor-split", WEIGHT, args.tensor_split)))
-    if shares and layers:
-        raise UsageError("--layers cannot be combined with --tensor-split")
-    if shares and not any(shares):
-        raise UsageError("--tensor-split gives no device a share")
-    devices = _listed("--device", WORD, args.device)
-    if "none" in devices and len(devices) > 1:
-        raise UsageError("--device none cannot be combined with other devices")
-    return replace(
-        request,
-        workers=_listed("--workers", WORD, args.workers),
-        layers=layers,
-        tensor_split=shares,
-        devices=devices,
-        memory=_memory(args.memory),
-    )
-
-
-def _listed(option: str, form: Form, given: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse a list. Raises UsageError."""
-    if not given:
-        return ()
-    try:
-        found = listed(form).read(given)
-    except ValueError:
-        raise UsageError(f"{option} takes {listed(form).expected}") from None
-    assert isinstance(found, tuple)
-    return tuple(map(str, found))
-
-
-def _layers(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the ranges as the daemon takes them. Raises UsageError."""
-    ranges = [layer_range for words in given for layer_range in words.split(",")]
-    for layer_range in ranges:
-        try:
-            parse_layer_range(layer_range)
-        except ValueError as error:
-            raise UsageError(f"--layers takes NODE=FIRST-LAST, not `{layer_range}`: {error}") from None
-    return tuple(ranges)
-
-
-def _memory(given: Sequence[str]) -> tuple[MemoryLimit, ...]:
-    """Parse `[NODE=]SIZE` values. Raises UsageError."""
-    limits: list[MemoryLimit] = []
-    for limit in (limit.strip() for words in given for limit in words.split(",")):
-        node, equals, size = limit.rpartition("=")
-        try:
-            if equals and not node:
-                raise ValueError("no node")
-            limits.append(MemoryLimit(node=node, bytes=parse_size(size)))
-        except ValueError:
-            raise UsageError(f"--memory takes [NODE=]SIZE, not `{limit}`: {SIZE.expected}") from None
-    return tuple(limits)
 
 
 class Why:

@@ -19,7 +19,7 @@ from meshd.admin.api import (
     PullStopRequest,
 )
 from meshd.admin.listed_models import ListedModel, add_members, listed_json, models_here
-from meshd.admin.plan_api import LARGEST_CONTEXT, MOST_STREAMS, PlanRequest
+from meshd.admin.plan_options import PlanOptions, plan_request
 from meshd.admin.planned_file import NotHereYet, header_from_members, local_or_header
 from meshd.admin.request import Json, from_json, to_fields
 from meshd.base.errors import UserError
@@ -31,7 +31,6 @@ from meshd.library.interface import TransferProgress
 from meshd.library.remove import check_unused, plan_removal, remove
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
-from meshd.model.layer_range import parse_layer_range
 
 _POLL_SECONDS = 0.5
 Fields = Mapping[str, object]
@@ -53,6 +52,34 @@ class ModelWish:
     """The fields of actions on one model."""
 
     model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWish:
+    """The fields of `plan`: the options of `meshd plan`, those that may be repeated with commas."""
+
+    model: str
+    ctx_size: str = ""
+    streams: int = 0
+    draft_model: str = ""
+    workers: str = ""
+    layers: str = ""
+    tensor_split: str = ""
+    device: str = ""
+    memory: str = ""
+
+    @property
+    def options(self) -> PlanOptions:
+        """Return them without the models."""
+        return PlanOptions(
+            ctx_size=self.ctx_size,
+            streams=self.streams,
+            workers=self.workers,
+            layers=self.layers,
+            tensor_split=self.tensor_split,
+            device=self.device,
+            memory=self.memory,
+        )
 
 
 class ModelActions:
@@ -122,12 +149,12 @@ class ModelActions:
 
     async def plan(self, fields: Fields) -> Reply:
         """Plan for models by name or path. Raises MeshdError."""
-        asked = from_json(PlanRequest, fields)
-        check_plan(asked)
+        asked = from_json(PlanWish, fields)
+        planned = plan_request(asked.options)
         with ExitStack() as held:
             file = await self._file(asked.model, held)
             draft = await self._file(asked.draft_model, held) if asked.draft_model else ""
-            request = replace(asked, model=str(file), draft_model=str(draft))
+            request = replace(planned, model=str(file), draft_model=str(draft))
             return to_fields(await self._control.answer(request))
 
     async def _file(self, text: str, held: ExitStack) -> Path:
@@ -171,30 +198,3 @@ def _unseen(progress: TransferProgress) -> None:
 
 def _unsaid(text: str) -> None:
     """Say nothing: the plan itself tells which model it is of."""
-
-
-def check_plan(asked: PlanRequest) -> None:
-    """Check the figures of a plan as the command line checks its options. Raises UserError."""
-    what, shares = "", asked.tensor_split
-    if not 0 <= asked.ctx_size <= LARGEST_CONTEXT:
-        what = f"`ctx_size` is a number from 1 to {LARGEST_CONTEXT}"
-    elif not 0 <= asked.streams <= MOST_STREAMS:
-        what = f"`streams` is a number from 1 to {MOST_STREAMS}"
-    elif any(share < 0 for share in asked.tensor_split) or (
-        asked.tensor_split and not any(asked.tensor_split)
-    ):
-        what = "`tensor_split` gives no device a share, or a negative one"
-    elif shares and asked.layers:
-        what = "`layers` cannot be combined with `tensor_split`"
-    elif any(limit.bytes < 0 for limit in asked.memory):
-        what = "`memory` has a negative size"
-    if what:
-        raise UserError(what, hint="correct the fields of the plan")
-    for layer_range in asked.layers:
-        try:
-            parse_layer_range(layer_range)
-        except ValueError as error:
-            raise UserError(
-                f"`layers` takes NODE=FIRST-LAST, not `{layer_range[:80]}`: {error}",
-                hint="name a node and its layers, counted from 0",
-            ) from None

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meshd.admin import api
 from meshd.admin.plan_api import MemoryLimit, PlanRequest
-from meshd.base.errors import MeshdError, RemoteProtocolError, UserError
+from meshd.admin.plan_options import PlanOptions, plan_request
+from meshd.base.errors import MeshdError, RemoteProtocolError, UsageError, UserError
+from meshd.cli.options import Arguments, Parser
+from meshd.cli.output import Output
+from meshd.cli.plan import Plan
 from meshd.config.serve_settings import ModelConfig, ServeConfig
 from meshd.config.tree import Config
 from meshd.daemon.console_actions import Abilities, ConsoleActions
-from meshd.daemon.console_models import ModelActions, check_plan
+from meshd.daemon.console_models import ModelActions
 from meshd.gateway.console import FRESH_ACTIONS
 
 from tests.unit.admin.fake import FakeControl, member_model
@@ -55,9 +60,16 @@ def control() -> FakeControl:
     return FakeControl(models=(member_model("garage", "own-Q8_0", len(tiny())), far))
 
 
+def parsed(*words: str) -> Arguments:
+    """What the verb reads from its command line."""
+    parser = Parser(prog="meshd plan")
+    Plan().add_arguments(parser)
+    return parser.parse_args(words)
+
+
 async def test_a_plan_is_for_a_file_of_that_name(models: Path) -> None:
     asked = control()
-    reply = await actions(asked).plan({"model": "own-Q8_0", "ctx_size": 4096, "streams": 2})
+    reply = await actions(asked).plan({"model": "own-Q8_0", "ctx_size": "4096", "streams": 2})
     path = str(models / ".models/own-Q8_0.gguf")
     assert asked.asked == [("plan", path, 4096, 2)]
     assert reply["model"] == "SmolLM2.gguf"
@@ -120,36 +132,58 @@ async def test_names_that_mean_nothing(name: str, monkeypatch: pytest.MonkeyPatc
     assert "('plan'" not in str(asked.asked)
 
 
-GOOD = PlanRequest(model="m")
-
-
 @pytest.mark.parametrize(
-    ("request_", "what"),
+    ("option", "value"),
     [
-        (replace(GOOD, ctx_size=-1), "ctx_size"),
-        (replace(GOOD, ctx_size=1 << 25), "ctx_size"),
-        (replace(GOOD, streams=65), "streams"),
-        (replace(GOOD, tensor_split=(0.0, 0.0)), "tensor_split"),
-        (replace(GOOD, tensor_split=(1.0, -1.0)), "tensor_split"),
-        (replace(GOOD, tensor_split=(1.0,), layers=("a=0-3",)), "layers"),
-        (replace(GOOD, layers=("a=3-0",)), "a=3-0"),
-        (replace(GOOD, memory=(MemoryLimit(node="", bytes=-1),)), "memory"),
+        ("ctx_size", "-1"),
+        ("ctx_size", str(1 << 25)),
+        ("ctx_size", "lots"),
+        ("streams", 65),
+        ("streams", -1),
+        ("tensor_split", "0,0"),
+        ("tensor_split", "1,-1"),
+        ("layers", "a=3-0"),
+        ("layers", "a"),
+        ("memory", "a=-1"),
+        ("memory", "=8G"),
+        ("device", "none,CUDA0"),
     ],
 )
-def test_a_plan_with_wrong_figures(request_: PlanRequest, what: str) -> None:
-    with pytest.raises(UserError, match=what):
-        check_plan(request_)
+async def test_options_of_a_plan_are_refused_as_the_command_line_refuses_them(
+    option: str, value: str | int
+) -> None:
+    asked = control()
+    with pytest.raises(UsageError) as caught:
+        await actions(asked).plan({"model": "own-Q8_0", option: value})
+    name = f"--{option.replace('_', '-')}"
+    assert caught.value.what.startswith(name) and asked.asked == []
+    with pytest.raises(UsageError) as by_the_verb:
+        Plan().run(parsed("--model", "own-Q8_0", f"{name}={value}"), Output(StringIO(), StringIO(), {}))
+    assert by_the_verb.value.what == caught.value.what
 
 
-@given(
-    st.builds(PlanRequest, model=st.just("m"), ctx_size=st.integers(), layers=st.lists(st.text()).map(tuple))
-)
-def test_any_figures_are_taken_or_refused(asked: PlanRequest) -> None:
+async def test_options_of_a_plan_mean_what_they_mean_on_the_command_line() -> None:
+    asked = control()
+    own, given = actions(asked), {"workers": "garage, attic", "memory": "garage=8G,500M", "device": "none"}
+    await own.plan({"model": "own-Q8_0", "ctx_size": "max", "tensor_split": "3,1", **given})
+    options = PlanOptions(ctx_size="max", tensor_split="3,1", **given)
+    limits = (MemoryLimit(node="garage", bytes=8 << 30), MemoryLimit(node="", bytes=500 << 20))
+    wanted = PlanRequest(model="", largest_context=True, workers=("garage", "attic"), memory=limits)
+    assert plan_request(options) == replace(wanted, tensor_split=(3.0, 1.0), devices=("none",))
+    assert ("plan options", True, (), "") in asked.asked
+    assert asked.asked[-1] == ("plan over", ("garage", "attic"), (3.0, 1.0), ("none",), limits)
+    await own.plan({"model": "own-Q8_0", "layers": "a=0-3, b=4-7"})
+    assert asked.asked[-1] == ("plan options", False, ("a=0-3", "b=4-7"), "")
+
+
+@given(st.text(), st.integers(), st.text(), st.text())
+def test_any_options_are_taken_or_refused(ctx_size: str, streams: int, layers: str, memory: str) -> None:
     try:
-        check_plan(asked)
-    except UserError:
+        made = plan_request(PlanOptions(ctx_size=ctx_size, streams=streams, layers=layers, memory=memory))
+    except UsageError:
         return
-    assert asked.ctx_size >= 0
+    assert made.ctx_size >= 0 and 0 <= made.streams <= 64
+    assert all(limit.bytes >= 0 for limit in made.memory)
 
 
 async def test_a_model_of_the_user_is_not_removed(models: Path) -> None:

@@ -33,13 +33,13 @@ function duration(seconds: number): string {
 }
 
 function plan(fields: Fields): string[] {
-	const context = number(fields.ctx_size);
+	const texts = ['workers', 'layers', 'tensor_split', 'device', 'memory', 'draft_model'];
 	return [
 		'plan',
 		...option('--model', text(fields.model)),
-		...option('--ctx-size', fields.largest_context === true ? 'max' : context ? `${context}` : ''),
+		...option('--ctx-size', text(fields.ctx_size)),
 		...option('--streams', number(fields.streams) ? `${number(fields.streams)}` : ''),
-		...option('--draft-model', text(fields.draft_model))
+		...texts.flatMap((name) => option(`--${name.replace('_', '-')}`, text(fields[name])))
 	];
 }
 

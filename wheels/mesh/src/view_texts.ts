@@ -94,6 +94,15 @@ export const viewTexts = {
 		contextHelp: 'empty: the default; `max`: the longest that fits',
 		streams: 'Requests at once',
 		streamsHelp: 'empty: up to 4',
+		more: 'More options',
+		options: {
+			workers: { label: 'Only these workers', help: 'names, with commas: `garage,attic`; empty: all' },
+			layers: { label: 'Layers of each node', help: '`garage=0-19,desk=20-35`: until every layer has a node' },
+			tensor_split: { label: 'Share of each device', help: '`3,1`: the workers by name, then this node’s GPUs' },
+			device: { label: 'Devices of this node', help: '`none` leaves all layers to the workers' },
+			memory: { label: 'Memory to assume', help: '`8G` of each device, or `garage=8G`' },
+			draft_model: { label: 'Draft model', help: 'a small model with the same vocabulary' }
+		} as Record<string, { label: string; help: string }>,
 		submit: 'Plan it',
 		doing: 'Asking the nodes; measuring takes up to a minute…',
 		done: (model: string, rate: string) => `${model} would generate ${rate} tokens per second`,
@@ -360,6 +369,8 @@ export const viewTexts = {
 		pausedNow: 'Paused: this node lends nothing until you resume',
 		drain: 'Drain',
 		draining: 'Draining…',
+		drainingNow: (models: number) =>
+			`It is draining: ${models} model${models === 1 ? ' still uses' : 's still use'} it, until the running answers end. Nothing new is lent until you resume.`,
 		drainAsk: 'Lend nothing once running requests have finished?',
 		drainText: 'Models that use this machine are reloaded without it once their running requests have finished.',
 		drained: 'Draining: nothing new is lent until you resume',
