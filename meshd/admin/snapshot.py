@@ -7,7 +7,7 @@ written (status.py). `wall` is Unix time now, `now` loop time now.
 Presents the network facts as `meshd netcheck` shows them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TypeVar, cast, get_args
@@ -57,7 +57,7 @@ def link_view(path: PathStatus, *, now: float, wall: float) -> LinkView:
     )
 
 
-def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
+def peer_view(peer: PeerStatus, *, now: float, wall: float, draining: Collection[str] = ()) -> PeerView:
     """Show one peer: the selected path is its link, the others stand by."""
     native = peer.native
     links = [link_view(path, now=now, wall=wall) for path in peer.paths if path.selected]
@@ -74,12 +74,18 @@ def peer_view(peer: PeerStatus, *, now: float, wall: float) -> PeerView:
         native_protocol="" if native is None else native.protocol,
         state_s=max(0.0, now - peer.since),
         grace_s=float(peer.grace),
+        draining=peer.paused and peer.name in draining,
     )
 
 
-def peer_views(peers: Iterable[PeerStatus], *, now: float, wall: float) -> tuple[PeerView, ...]:
-    """Show all peers, in the order in which `--tensor-split` counts them: by name, then id."""
-    views = (peer_view(peer, now=now, wall=wall) for peer in peers)
+def peer_views(
+    peers: Iterable[PeerStatus], *, now: float, wall: float, draining: Collection[str] = ()
+) -> tuple[PeerView, ...]:
+    """Show all peers, in the order in which `--tensor-split` counts them: by name, then id.
+
+    `draining`: the names of the paused workers that models of this node still use.
+    """
+    views = (peer_view(peer, now=now, wall=wall, draining=draining) for peer in peers)
     return tuple(sorted(views, key=lambda view: (view.name, view.id)))
 
 

@@ -9,6 +9,7 @@ text with the names of the peers beside them, and no more than scripts may rely 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from meshd.base.units import in_number
 from meshd.gateway.interface import GatewayStatus
 from meshd.link.transport import LinkKind
 from meshd.model.status import FetchStatus, LentMemory, ModelStatus, StoreStatus
@@ -20,6 +21,22 @@ PeerStateName = Literal["known", "connecting", "connected", "suspended", "lost"]
 PathName = Literal["loopback", "lan", "public", "mapped", "punched", "relayed"]
 Severity = Literal["info", "warning", "error"]
 Time = Annotated[float, As(float, lambda value: round(value, 3), float)]  # written without what is below it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainView:
+    """What still uses a node that begins nothing new."""
+
+    models: int  # that use its memory until their heads have no answer running
+    requests: int  # to its API, before a restart
+
+    @property
+    def text(self) -> str:
+        """What is waited for, for people."""
+        if not self.models:
+            return f"draining: {in_number(self.requests, 'request')} still under way"
+        use = f"{in_number(self.models, 'model')} still {'use' if self.models > 1 else 'uses'} this node"
+        return f"draining: {use}, until the running answers end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +53,7 @@ class NodeView:
     listen: tuple[str, ...] = ()  # its addresses
     home: str = ""  # state directory
     paused: bool = False  # it lends nothing until `meshd resume`
+    draining: DrainView | None = None  # while something still uses it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +105,7 @@ class PeerView:
     last_fault: str = ""
     paused: bool = False  # it lends nothing: its user paused it, or it is fetching a model
     fetching: bool = False
+    draining: bool = False  # paused, and a model of this node uses it until the running answers have ended
     upgrade: str = ""  # what to run, if there is no common protocol
 
 

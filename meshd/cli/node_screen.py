@@ -284,6 +284,8 @@ def under_way(now: Status) -> Step:
     """Return what the node does now."""
     if now.fetching is not None:
         return Step(now.fetching.text, now.fetching.share)
+    if now.node.draining is not None:
+        return Step(now.node.draining.text)
     if now.node.paused:
         return Step("paused: it lends nothing until `meshd resume`")
     if now.node.role == WORKER_ROLE:

@@ -89,11 +89,15 @@ def summary(status: NodeStatus) -> str:
     """Return one line that changes when something worth a look has changed."""
     states = [f"{peer.name}={peer.state}" for peer in status.peers]
     parts = [f"{status.node.name} {status.node.role}", "peers " + (" ".join(states) or "none")]
+    if status.node.draining is not None:
+        parts.append(status.node.draining.text)
     if status.models:
         parts.append("models " + " ".join(f"{model.name}={model.state}" for model in status.models))
     elif status.model is not None:
         reason = f": {status.model.reason}" if status.model.reason else ""
         parts.append(f"model {_state(status.model)}{reason}")
+        if status.model.draining is not None:
+            parts.append("draining")
     elif status.fetching is not None:
         share = status.fetching.share
         done = "" if share is None else f" {share:.0%}"
@@ -139,7 +143,9 @@ def _show_node(status: NodeStatus, out: Output) -> None:
     out.field("", f"up {in_time(node.uptime_s)}, {in_memory(node.rss_bytes)} of memory")
     if node.version != __version__:
         out.field("", f"installed is meshd {__version__}: `meshd stop` and start it again to use that")
-    if node.paused:
+    if node.draining is not None:
+        out.field("", node.draining.text)
+    elif node.paused:
         out.field("", "paused: it lends nothing until `meshd resume`")
     if node.listen:
         out.field("", f"listens on {', '.join(node.listen)}")
@@ -254,7 +260,7 @@ def _show_models(models: Sequence[ModelStatus], out: Output) -> None:
             model.group or "-",
             State(model.state),
             f"{model.running} running, {model.waiting} waiting",
-            model.reason if model.state != "ready" else "",
+            model.draining.text if model.draining else model.reason if model.state != "ready" else "",
         )
         for model in models
     ]
@@ -267,6 +273,8 @@ def _show_model(model: ModelStatus, out: Output) -> None:
     out.field("model", f"{model.name} ({model.fingerprint[:12]})  ", State(_state(model)))
     if model.reason:
         out.field("", model.reason)
+    if model.draining is not None:
+        out.field("", model.draining.text)
     if load := _load(model):
         out.field("", load)
     if model.answers is not None:
@@ -456,6 +464,8 @@ def _peer_state(peer: PeerView) -> str:
     state = "there" if peer.present else peer.state
     if peer.fetching:
         return f"{state}, fetching"
+    if peer.draining:
+        return f"{state}, draining"
     return f"{state}, paused" if peer.paused else state
 
 

@@ -71,7 +71,7 @@ from meshd.admin.snapshot import (
     peer_views,
     tunnel_views,
 )
-from meshd.admin.status import DeviceView, MeshView, NodeView, Status, TunnelView
+from meshd.admin.status import DeviceView, DrainView, MeshView, NodeView, Status, TunnelView
 from meshd.base import log
 from meshd.base.errors import UserError
 from meshd.base.metrics_port import MetricsReader
@@ -83,7 +83,7 @@ from meshd.daemon.member_node import PAUSED_BLOB, MemberNode, was_paused
 from meshd.daemon.mesh_page import MeshPage
 from meshd.daemon.models import ModelExchange, Storage
 from meshd.daemon.role_kind import BuiltRole
-from meshd.devices.interface import ListedDevices
+from meshd.devices.interface import ListedDevices, RoleStatus
 from meshd.identity import naming
 from meshd.identity.keys import PeerId
 from meshd.identity.keystore import Home
@@ -124,6 +124,11 @@ class Pausing:
     @property
     def is_paused(self) -> bool:
         return self._pause is not None and self._pause.is_on
+
+    @property
+    def is_draining(self) -> bool:
+        """Return True if what is lent may be used until its users give it back."""
+        return self._pause is not None and self._pause.drains
 
     def begin(self, *, end_leases: bool) -> None:
         """Pause, also after a restart. Raises UserError on a node that lends nothing."""
@@ -365,13 +370,14 @@ class DaemonControl(TunnelAnswers):
                 listen=tuple(candidate.place for candidate in member.local.token_candidates()),
                 home=str(self._home.path),
                 paused=self._pausing.is_paused,
+                draining=self._draining(),
             ),
             mesh=MeshView(
                 id=str(member.membership.mesh),
                 members=1 + len(peers),
                 roles=tuple(sorted(member.membership.roles)),
             ),
-            peers=peer_views(peers, now=now, wall=wall),
+            peers=peer_views(peers, now=now, wall=wall, draining=_drained(role)),
             tunnels=tunnel_views((*role.tunnels, *self._tunnels.opened()), names),
             children=child_views(role.children),
             model=role.model,
@@ -533,10 +539,20 @@ class DaemonControl(TunnelAnswers):
     @DrainRequest.answer
     async def drain(self, request: DrainRequest) -> DrainReply:
         self._drain(on=request.on)
-        gateway, built = self._gateway(), self._built()
-        # A head's llama-server runs on without requests; a worker's mesh-server is a lease.
-        leases = len(built.role.status.children) if built.pause is not None else 0
+        gateway, leases = self._gateway(), self._leases()
         return DrainReply(requests=gateway.under_way if gateway is not None else 0, leases=leases)
+
+    def _leases(self) -> int:
+        # A head's llama-server runs on without requests; a worker's mesh-server is a lease.
+        built = self._built()
+        return len(built.role.status.children) if built.pause is not None else 0
+
+    def _draining(self) -> DrainView | None:
+        """Return what still uses this node, if it begins nothing new."""
+        restarts, gateway = self._drains.is_set(), self._gateway()
+        models = self._leases() if restarts or self._pausing.is_draining else 0
+        requests = gateway.under_way if restarts and gateway is not None else 0
+        return DrainView(models=models, requests=requests) if models or requests else None
 
     def _drain(self, *, on: bool) -> None:
         self._drain_ends = asyncio.get_running_loop().time() + DRAIN_SECONDS
@@ -589,6 +605,12 @@ class DaemonControl(TunnelAnswers):
     async def stop(self, request: StopRequest) -> Done:
         self._stop("stopped")
         return Done()
+
+
+def _drained(role: RoleStatus) -> set[str]:
+    """Return the names of the paused workers that the models of this node still use."""
+    models = role.models or ([role.model] if role.model is not None else [])
+    return {name for model in models if model.draining is not None for name in model.draining.workers}
 
 
 def resident_bytes() -> int:

@@ -31,6 +31,7 @@ from meshd.head.measures import RunFacts
 from meshd.head.survey import Surveyor
 from meshd.head.worker_choice import Roster
 from meshd.identity.keys import PeerId
+from meshd.model.status import DrainStatus
 from meshd.peer.interface import PeerStatus
 from meshd.plan.auto_way import AutoWay
 from meshd.plan.choose_split import SplitChoice, choose_split, plan_model
@@ -122,6 +123,11 @@ class QuietMoments:
     def idle_seconds(self, now: float) -> float:
         """Return for how long nobody has asked."""
         return now - self._idle_since if self._idle_since is not None else 0.0
+
+    def draining(self, used: Collection[PeerId]) -> DrainStatus | None:
+        """Return which of the workers in use are paused, and how many answers still run on them."""
+        names = tuple(peer.name for peer in self._peers() if peer.peer in used and peer.paused)
+        return DrainStatus(names, max(0, self._active - self._waiting)) if names else None
 
     async def watch(self, run: WatchedRun, began: float) -> None:
         """End `run`, whose load began then by the loop's clock, when a better one is to begin."""

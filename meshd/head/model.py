@@ -37,7 +37,7 @@ from meshd.head.worker_choice import Roster, ServedAs
 from meshd.identity.keys import PeerId
 from meshd.model.device_sampling import DeviceSampling
 from meshd.model.served_facts import ServedFacts, with_properties
-from meshd.model.status import ModelState, ModelStatus
+from meshd.model.status import DrainStatus, ModelState, ModelStatus
 from meshd.peer.interface import PeerStatus
 from meshd.plan.reasons import in_words
 from meshd.plan.split import NoSplit, NotEnoughMemory
@@ -288,7 +288,12 @@ class Model:
             progress=readiness.progress,
             too_few_workers=readiness.too_few,
             workers=self._run.loads if self._run is not None else (),
+            draining=self._draining(),
         )
+
+    def _draining(self) -> DrainStatus | None:
+        run = self._run
+        return self._history.moments.draining(run.workers) if run is not None and run.loaded else None
 
     @property
     def _loaded(self) -> LoadedModel:

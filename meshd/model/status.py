@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from meshd.base.units import in_bytes, in_time
+from meshd.base.units import in_bytes, in_number, in_time
 
 
 class ModelState(StrEnum):
@@ -128,6 +128,21 @@ class StandbyStatus:
     why: str  # losses that it covers, or why it is not ready
 
 
+@dataclass(frozen=True, slots=True)
+class DrainStatus:
+    """A load that ends because workers are paused, once its answers have ended."""
+
+    workers: tuple[str, ...]
+    answers: int  # that still run
+
+    @property
+    def text(self) -> str:
+        """What happens, for people."""
+        names = " and ".join(self.workers)
+        running = f"{in_number(self.answers, 'answer')} still run{'s' if self.answers == 1 else ''}"
+        return f"draining: {running}, then the model is loaded again without {names}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The model of a head."""
@@ -162,6 +177,7 @@ class ModelStatus:
     fallback: str = ""  # the fallback file in use
     weights_fetched_bytes: int = 0  # fetched by workers before this load
     by_tensors: bool = False  # each device has its share of every layer, as large as so many `layers`
+    draining: DrainStatus | None = None  # it loses paused workers once its answers have ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from meshd.admin.plan_api import AdviceView, AnswerTime, WaysView, WhyReply
 from meshd.admin.status import (
     ChildView,
     DeviceView,
+    DrainView,
     HealthWarning,
     LinkView,
     MeshView,
@@ -25,6 +26,7 @@ from meshd.admin.status import (
 from meshd.gateway.interface import GatewayStatus
 from meshd.model.status import (
     AnswersAtOnce,
+    DrainStatus,
     FetchSource,
     FetchStatus,
     LentMemory,
@@ -47,11 +49,12 @@ _DIGITS = 6  # of a fraction
 SHOWN: Mapping[type, str] = {
     Status: "node mesh peers tunnels children model api mdns store warnings models devices storage lent"
     " fetching",
-    NodeView: "id name role version pid uptime_s rss_bytes listen home paused",
+    NodeView: "id name role version pid uptime_s rss_bytes listen home paused draining",
+    DrainView: "models requests",
     MeshView: "id members roles",
     PeerView: "id name role version state state_s present link standby_links why_not_direct resumes native"
     " native_protocol last_error says_banned says_in_use grace_s stopped faults last_fault paused fetching"
-    " upgrade",
+    " draining upgrade",
     LinkView: "kind path remote rtt_ms since sent_bytes received_bytes bytes_s",
     TunnelView: "peer peer_name service listen streams sent_bytes received_bytes user last_error",
     ChildView: "name pid state restarts reason",
@@ -67,7 +70,8 @@ SHOWN: Mapping[type, str] = {
     ModelStatus: "name fingerprint state reason progress load_seconds measuring_seconds weights_local_bytes"
     " weights_network_bytes weights_fetched_bytes tensors_from_network bytes_per_token split split_why"
     " by_tensors workers too_few_workers answers predicted measured estimated speculation standby fallbacks"
-    " fallback aliases group ttl_s running waiting",
+    " fallback aliases group ttl_s running waiting draining",
+    DrainStatus: "workers answers",
     NetworkTensor: "name bytes node reason",
     WorkerWeights: "node total_bytes local_bytes missing_bytes sent_bytes",
     SplitPart: "node device layers bytes push why_no_push",

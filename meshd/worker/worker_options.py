@@ -50,6 +50,11 @@ class Pause:
         self.is_on = False
         self._leases_end = asyncio.Event()
 
+    @property
+    def drains(self) -> bool:
+        """Return True if running leases may go on until their heads end them."""
+        return self.is_on and not self._leases_end.is_set()
+
     def begin(self, *, end_leases: bool) -> None:
         """Grant no new leases; with `end_leases`, also end the running ones."""
         self.is_on = True

@@ -5,7 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from meshd.admin.status import Status
+from meshd.admin.status import DrainView, Status
+from meshd.model.status import DrainStatus
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Streamed
@@ -62,14 +63,20 @@ def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) 
             answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
             await begun.wait()
             draining = asyncio.ensure_future(cli(two.spec.home, "drain"))
-            await head.until(lambda now: peer_of(now, "worker-1").paused)
+            told = await head.until(lambda now: peer_of(now, "worker-1").paused)
             assert (await two.status()).children != (), "the answer is under way"
+            assert model_of(told).draining == DrainStatus(("worker-1",), 1)
+            assert [peer.draining for peer in told.peers] == [False, True]
+            assert (await two.status()).node.draining == DrainView(models=1, requests=0)
+            assert "draining: 1 model still uses this node" in (await cli(two.spec.home, "status")).stdout
             go_on.set()
             assert (await answer).text == text
             drained = await draining
             assert drained.returncode == 0 and drained.stdout.startswith("drained"), drained.stderr
             assert (await two.status()).children == ()
-            await head.until(lambda now: nodes_of(now) == {"worker-0"})
+            assert (await two.status()).node.draining is None
+            told = await head.until(lambda now: nodes_of(now) == {"worker-0"})
+            assert model_of(told).draining is None and not peer_of(told, "worker-1").draining
             refused = await cli(head.spec.home, "pause")
             assert refused.returncode == 1 and "lends no devices" in refused.stderr
 

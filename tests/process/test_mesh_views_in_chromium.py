@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import segno
 import segno.encoder
 from meshd.admin.api import MemberModelsReply
+from meshd.admin.status import DrainView
 from meshd.gateway.interface import KeyStatus
 from meshd.gateway.pages import MESH_FOLDER, mesh_page
-from meshd.model.status import ModelState
+from meshd.model.status import DrainStatus, ModelState
 
 from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
 from tests.process.axe import needs_axe, serious_faults
@@ -371,7 +372,7 @@ def test_mistakes_in_a_form_are_told_before_the_node_is_asked() -> None:
             page.get_by_role("textbox", name="Requests at once").fill("2")
             press(page, "Plan it")
             page.get_by_text("✓ chosen").wait_for()
-            assert node.fields_of("plan") == [{"model": "x", "largest_context": True, "streams": 2}]
+            assert node.fields_of("plan") == [{"model": "x", "ctx_size": "max", "streams": 2}]
             page = opened(shown, node, "invite")
             page.get_by_role("textbox", name="Machines that can join").fill("0")
             press(page, "Make an invite")
@@ -413,6 +414,33 @@ def test_a_paused_node_resumes() -> None:
             assert node.fields_of("resume") == [{}]
 
     look(see, FakeNode(state(status(members=peers(), paused=True))))
+
+
+@needs_axe
+def test_what_drains_says_what_it_waits_for() -> None:
+    """This node, which lends to a head, and a worker that a model of this node still uses."""
+    garage, attic = peers()
+    members = (replace(garage, paused=True, draining=True), attic)
+    served = replace(model(), draining=DrainStatus(("garage",), 2))
+    found = status(members=members, served=(served,), paused=True)
+    drains = replace(found, node=replace(found.node, draining=DrainView(models=1, requests=0)))
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view in ("machines", "network", "invite"):
+            with tab(browser) as shown:
+                page = opened(shown, node, view)
+                kind: Literal["row", "heading"] = "row" if view == "machines" else "heading"
+                page.get_by_role(kind, name="garage").filter(has_text="draining").first.wait_for()
+                if view == "machines":
+                    page.get_by_text("Draining: 2 answers still run, then the model is loaded").wait_for()
+                    page.get_by_text("1 model still uses this node, until").first.wait_for()
+                if view == "invite":
+                    page.get_by_text("It is draining: 1 model still uses it").wait_for()
+                    assert page.get_by_role("button", name="Resume", exact=True).is_visible()
+                shown.keep(f"draining-{view}")
+                assert serious_faults(page) == [] and shown.errors == [], view
+
+    look(see, FakeNode(state(drains)))
 
 
 def test_a_tunnel_is_opened_to_a_machine() -> None:
@@ -502,6 +530,36 @@ def test_what_fits_is_got_by_its_button() -> None:
             page.get_by_text("qwen3-4b is being looked for").wait_for()
             assert node.fields_of("pull") == [{"name": "qwen3-4b", "background": True, "download": True}]
             assert page.get_by_role("row").filter(has_text="gpt-oss-120b").get_by_role("button").count() == 0
+
+    look(see)
+
+
+def test_a_plan_takes_the_options_of_the_command_beside_it() -> None:
+    """A mistake in them is told in the words of the command line."""
+    options = {
+        "Only these workers": ("workers", "garage,attic"),
+        "Layers of each node": ("layers", "garage=0-9"),
+        "Share of each device": ("tensor_split", "3,1"),
+        "Devices of this node": ("device", "none"),
+        "Memory to assume": ("memory", "garage=8G"),
+        "Draft model": ("draft_model", "qwen3-0.6b"),
+    }
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "plan")
+            page.get_by_role("combobox", name="Model").fill("x")
+            page.get_by_text("More options", exact=True).click()
+            for label, (_, value) in options.items():
+                page.get_by_role("textbox", name=label).fill(value)
+            assert serious_faults(page) == []
+            shown.keep("plan-options")
+            line = "meshd plan --model x --workers garage,attic --layers garage=0-9 --tensor-split 3,1"
+            page.get_by_text(f"{line} --device none --memory garage=8G --draft-model qwen3-0.6b").wait_for()
+            node.results["plan"] = Refusal("--layers cannot be combined with --tensor-split")
+            press(page, "Plan it")
+            page.get_by_role("alert").filter(has_text="--layers cannot be combined").wait_for()
+            assert node.fields_of("plan") == [{"model": "x", **dict(options.values())}]
 
     look(see)
 

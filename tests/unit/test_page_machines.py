@@ -82,6 +82,7 @@ NEW = replace(peer("attic"), state_s=5.0)  # in its state
 STATES: Sequence[tuple[Mapping[str, Any], str, str]] = (
     ({}, "good", "connected"),
     ({"paused": True}, "paused", "paused"),
+    ({"paused": True, "draining": True}, "busy", "draining"),
     ({"fetching": True, "paused": True}, "busy", "fetching a model"),
     ({"says_banned": "you are banned"}, "bad", "has banned this node"),
     ({"says_in_use": "copied"}, "bad", "identity in use elsewhere"),
@@ -146,6 +147,12 @@ def test_this_node_says_what_matters_most() -> None:
     assert ask("node", fetching)[:2] == ["busy", "fetching a model"]
     fetching["node"]["paused"] = True
     assert ask("node", fetching)[:2] == ["paused", "paused"]
+    for models, requests, said in (
+        (1, 0, "1 model still uses this node, until the running answers end."),
+        (0, 2, "2 requests still under way."),
+    ):
+        fetching["node"]["draining"] = {"models": models, "requests": requests}
+        assert ask("node", fetching) == ["busy", "draining", said]
 
 
 def test_every_state_of_a_model_has_a_sign_and_a_word() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshd.admin import snapshot
 from meshd.admin.request import from_json, to_json
-from meshd.admin.status import HealthWarning, MeshView, NodeView, Status
+from meshd.admin.status import DrainView, HealthWarning, MeshView, NodeView, Status
 from meshd.identity.keys import KeyPair
 from meshd.link.interface import LinkKind
 from meshd.model.device_speed import ReferenceRates
@@ -86,9 +86,10 @@ def status() -> Status:
             rss_bytes=50_000_000,
             listen=("192.168.1.4:17430", "[2001:db8::1]:17430"),
             home="/home/u/.local/state/meshd",
+            draining=DrainView(models=0, requests=2),
         ),
         mesh=MeshView(id=str(LOFT), members=7, roles=("use", "work")),
-        peers=snapshot.peer_views(peers(), now=NOW, wall=WALL),
+        peers=snapshot.peer_views(peers(), now=NOW, wall=WALL, draining={"attic", "garage"}),
         tunnels=snapshot.tunnel_views(
             [
                 TunnelStatus(NODE.peer, "rpc", "127.0.0.1:4000", 3, 9, 8),

@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from meshd.admin.status import Status
+from meshd.admin.status import DrainView, Status
 from meshd.cli.logs import Followed
 from meshd.cli.output import Output
 from meshd.cli.status import show, summary
 from meshd.model.status import (
     NOT_HELD,
+    DrainStatus,
     FetchSource,
     FetchStatus,
     LentMemory,
@@ -320,6 +321,39 @@ def test_a_worker_says_whom_it_serves(
     memory = () if lent is None else (LentMemory(PEER.id, *lent),)
     daemon.state = replace(daemon.state, node=node, lent=memory)
     assert said in meshd("status").out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("draining", "said"),
+    [
+        (None, "paused: it lends nothing until `meshd resume`"),
+        (
+            DrainView(models=1, requests=0),
+            "draining: 1 model still uses this node, until the running answers end",
+        ),
+        (DrainView(models=0, requests=2), "draining: 2 requests still under way"),
+    ],
+)
+def test_a_node_that_drains_says_what_it_waits_for(
+    daemon: FakeControl, draining: DrainView | None, said: str
+) -> None:
+    daemon.state = replace(daemon.state, node=replace(daemon.state.node, paused=True, draining=draining))
+    lines = [line.strip() for line in meshd("status").out.splitlines()]
+    assert [line for line in lines if line.startswith(("paused", "draining"))] == [said]
+    assert (draining is not None) == ("draining" in summary(daemon.state))
+
+
+def test_a_head_says_which_worker_it_lets_go(daemon: FakeControl) -> None:
+    draining = DrainStatus(("garage", "attic"), 1)
+    said = "draining: 1 answer still runs, then the model is loaded again without garage and attic"
+    peers = (replace(PEER, paused=True, draining=True),)
+    daemon.state = replace(daemon.state, model=replace(MODEL, draining=draining), peers=peers)
+    out = meshd("status").out
+    assert said in out and "draining" in summary(daemon.state)
+    assert "connected, draining" in meshd("peers").out
+    body = json.loads(meshd("status", "--json").out)
+    assert body["model"]["draining"] == {"workers": ["garage", "attic"], "answers": 1}
+    assert body["peers"][0]["draining"] is True and body["node"]["draining"] is None
 
 
 def test_a_model_without_workers_has_no_weights_of_theirs(daemon: FakeControl) -> None:

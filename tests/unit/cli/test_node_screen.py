@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from meshd.admin.api import InviteReply
-from meshd.admin.status import HealthWarning, LinkView, Severity, Status
+from meshd.admin.status import DrainView, HealthWarning, LinkView, Severity, Status
 from meshd.cli.layout import State
 from meshd.cli.node_screen import MOST_LINES, Line, NodeScreen, Step, news, under_way
 from meshd.cli.output import Output
@@ -115,6 +115,10 @@ def test_a_warning_is_told_once_however_its_numbers_count() -> None:
         (
             replace(WORKER, node=replace(WORKER.node, paused=True)),
             Step("paused: it lends nothing until `meshd resume`"),
+        ),
+        (
+            replace(WORKER, node=replace(WORKER.node, paused=True, draining=DrainView(models=2, requests=0))),
+            Step("draining: 2 models still use this node, until the running answers end"),
         ),
         (
             replace(

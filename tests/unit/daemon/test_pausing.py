@@ -54,6 +54,17 @@ def test_a_running_role_is_told(tmp_path: Path) -> None:
     assert [*on, pause.is_on] == [True, False]
 
 
+def test_a_drain_leaves_what_is_lent_and_a_pause_takes_it_back(tmp_path: Path) -> None:
+    pausing = Pausing(Home(tmp_path), Member(), Pause())
+    seen = [pausing.is_draining]
+    for end_leases in (False, True):
+        pausing.begin(end_leases=end_leases)
+        seen.append(pausing.is_draining)
+    pausing.end()
+    assert [*seen, pausing.is_draining] == [False, True, False, False]
+    assert not Pausing(Home(tmp_path), Member(), None).is_draining
+
+
 def test_a_node_that_lends_nothing_cannot_be_paused(tmp_path: Path) -> None:
     member = Member()
     pausing = Pausing(Home(tmp_path), member, None)

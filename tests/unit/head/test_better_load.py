@@ -29,7 +29,7 @@ from meshd.head.survey import own_timed
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
 from meshd.model.layer_work import LayerWork
-from meshd.model.status import ModelState
+from meshd.model.status import DrainStatus, ModelState
 from meshd.peer.interface import PeerState, PeerStatus, Stream
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.capacity import TimedLayer
@@ -135,14 +135,21 @@ async def test_a_worker_that_is_paused_is_let_go_when_no_answer_is_open_and_take
         serve = it.serve()
         assert await ready(serve) == {"head", "one", "two"}
         serve.requested(1)
+        assert serve.model_status.draining is None
         two.mesh.paused = True
         await asyncio.sleep(LONG)
         assert await ready(serve) == {"head", "one", "two"}
+        assert serve.model_status.draining == DrainStatus(("two",), 1)
+        serve.queued(1)  # a second request waits for the load without that worker
+        serve.requested(2)
+        assert serve.model_status.draining == DrainStatus(("two",), 1)
+        serve.queued(0)
         serve.requested(0)
         await until(serve, lambda model: "worker two is paused" in model.reason)
         assert await ready(serve) == {"head", "one"}
         await asyncio.sleep(LONG)
         assert await ready(serve) == {"head", "one"}
+        assert serve.model_status.draining is None
         two.mesh.paused = False
         await until(serve, lambda model: "worker two is here" in model.reason)
         assert await ready(serve) == {"head", "one", "two"}

@@ -41,6 +41,7 @@ export function peerState(peer: PeerView): [Sign, string] {
 	if (peer.state === 'suspended') return ['bad', t.suspended];
 	if (peer.state === 'connected' || peer.present) {
 		if (peer.fetching) return ['busy', t.fetching];
+		if (peer.draining) return ['busy', t.draining];
 		if (peer.paused) return ['paused', t.paused];
 		return peer.state === 'connected' ? ['good', t.connected] : ['off', t.present];
 	}

@@ -90,6 +90,16 @@ export interface DrainReply {
 	leases: number;
 }
 
+export interface DrainStatus {
+	workers: string[];
+	answers: number;
+}
+
+export interface DrainView {
+	models: number;
+	requests: number;
+}
+
 export interface ExposedList {
 	exposed: ExposedView[];
 }
@@ -290,6 +300,7 @@ export interface ModelStatus {
 	fallback: string;
 	weights_fetched_bytes: number;
 	by_tensors: boolean;
+	draining: DrainStatus | null;
 }
 
 export interface NatView {
@@ -336,6 +347,7 @@ export interface NodeView {
 	listen: string[];
 	home: string;
 	paused: boolean;
+	draining: DrainView | null;
 }
 
 export interface PathCapacity {
@@ -368,6 +380,7 @@ export interface PeerView {
 	last_fault: string;
 	paused: boolean;
 	fetching: boolean;
+	draining: boolean;
 	upgrade: string;
 }
 

@@ -65,6 +65,11 @@ export const texts = {
 		present: 'running, not connected',
 		stopped: 'stopped',
 		paused: 'paused',
+		draining: 'draining',
+		drainingHere: (models: number, requests: number) =>
+			models
+				? `${models} model${models === 1 ? ' still uses' : 's still use'} this node, until the running answers end.`
+				: `${requests} request${requests === 1 ? '' : 's'} still under way.`,
 		pausedHere: 'This node lends nothing until you run `meshd resume`.',
 		fetching: 'fetching a model',
 		banned: 'has banned this node',
@@ -144,6 +149,8 @@ export const texts = {
 		title: (count: number) => (count > 1 ? 'Models' : 'Model'),
 		none: 'No model yet: choose one in',
 		loading: 'loading',
+		draining: (answers: number, workers: string) =>
+			`Draining: ${answers} answer${answers === 1 ? ' still runs' : 's still run'}, then the model is loaded again without ${workers}.`,
 		progressOf: (name: string) => `Loading ${name}`,
 		arrived: (done: string, total: string) => `${done} of ${total}`,
 		byNetwork: (sent: string, missing: string) => `${sent} of ${missing} over the network`,

@@ -114,6 +114,7 @@ function here(status: Status, names: Map<string, string>, models: ModelStatus[])
 export function nodeState(status: Status): [Sign, string, string] {
 	const { node, fetching, lent, api } = status;
 	const model = status.models.length ? foremost(status.models) : status.model;
+	if (node.draining) return ['busy', t.draining, t.drainingHere(node.draining.models, node.draining.requests)];
 	if (node.paused) return ['paused', t.paused, t.pausedHere];
 	if (fetching) return ['busy', t.fetching, ''];
 	if (model) return [MODEL_SIGNS[model.state], t.modelStates[model.state], model.reason];
