@@ -25,14 +25,14 @@ Time = Annotated[float, As(float, lambda value: round(value, 3), float)]  # writ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainView:
-    """What still uses a node that begins nothing new."""
+    """The remaining use of a node that begins nothing new."""
 
     models: int  # that use its memory until their heads have no answer running
     requests: int  # to its API, before a restart
 
     @property
     def text(self) -> str:
-        """What is waited for, for people."""
+        """Say what is waited for, for people."""
         if not self.models:
             return f"draining: {in_number(self.requests, 'request')} still under way"
         use = f"{in_number(self.models, 'model')} still {'use' if self.models > 1 else 'uses'} this node"

@@ -137,7 +137,7 @@ class DrainStatus:
 
     @property
     def text(self) -> str:
-        """What happens, for people."""
+        """Say what happens, for people."""
         names = " and ".join(self.workers)
         running = f"{in_number(self.answers, 'answer')} still run{'s' if self.answers == 1 else ''}"
         return f"draining: {running}, then the model is loaded again without {names}"
