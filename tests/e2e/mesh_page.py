@@ -38,14 +38,14 @@ class MeshPage:
                 return state
         raise AssertionError("the stream of states has ended")
 
-    async def act(self, name: str, **fields: object) -> dict[str, Any]:
+    async def act(self, name: str, /, **fields: object) -> dict[str, Any]:
         """Do something; return its result."""
         status, answer = await self.post(name, **fields)
         assert status == 200, answer
         result: dict[str, Any] = answer["result"]
         return result
 
-    async def post(self, name: str, **fields: object) -> tuple[int, dict[str, Any]]:
+    async def post(self, name: str, /, **fields: object) -> tuple[int, dict[str, Any]]:
         """Ask for an action; return the HTTP status and the JSON of the answer."""
         headers = {**self.headers, "Origin": self.url}
         async with self.http.post(f"{self.url}/mesh/do/{name}", json=fields, headers=headers) as answer:

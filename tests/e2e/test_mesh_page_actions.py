@@ -1,6 +1,7 @@
 """The page of the mesh at real nodes: what it shows of a request, and each action once, with its effect."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from tests.e2e.mesh_page import MeshPage, mesh_page
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import PROMPT, Fleet, api_of, model_of, play
+from tests.hub_server import Hub, serving
+from tests.unit.library.models import tiny
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(600)]
 TOKENS = 200
@@ -103,6 +106,44 @@ def test_a_worker_without_an_api_is_paused_by_its_page(tmp_path: Path) -> None:
                 assert status == 400 and "nobody" in answered["error"]["message"]
 
     play(check())
+
+
+def test_a_model_is_downloaded_checked_listed_and_removed_from_the_page(tmp_path: Path) -> None:
+    """The first two transfers are damaged, and not kept."""
+    name = "hf:me/Tiny-GGUF:Q8_0"
+    hub = Hub({"me/Tiny-GGUF": {"tiny-Q8_0.gguf": tiny()}}, corruptions=2)
+
+    async def check(url: str) -> None:
+        async with Fleet(tmp_path) as fleet:
+            spec = fleet.spec("worker", "worker", *ALONE, listen="0.0.0.0:0")
+            hugging_face = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf")}
+            own = {**spec.environment, **hugging_face, "HOME": str(tmp_path)}
+            worker = await fleet.start(replace(spec, environment=own))
+            await worker.token()
+            async with mesh_page(worker) as page:
+
+                async def pulled() -> dict[str, Any]:
+                    reply = await page.act("pull", name=name, background=True, download=True)
+                    while reply["step"] not in ("done", "failed"):
+                        await asyncio.sleep(0.1)
+                        reply = await page.act("pull_progress", id=reply["id"])
+                    return reply
+
+                refused = await pulled()
+                assert refused["step"] == "failed" and "arrived damaged, twice" in refused["error"]
+                reply = await pulled()
+                assert (reply["step"], reply["source"], reply["error"]) == ("done", "download", "")
+                assert files() == [(str(path), tiny()) for path in reply["paths"]]
+                listed = (await page.act("models"))["models"]
+                assert name in [model["name"] for model in listed]
+                assert (await page.act("model_remove", model=name))["removed"]
+                assert files() == []
+
+    def files() -> list[tuple[str, bytes]]:
+        return [(str(path), path.read_bytes()) for path in (tmp_path / "hf").rglob("*.gguf")]
+
+    with serving(hub):
+        play(check(hub.url))
 
 
 def test_a_lost_worker_and_the_answer_that_goes_on_are_told(tmp_path: Path) -> None:
