@@ -49,11 +49,13 @@ WAYS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def completed(
-    head: Head, request: Mapping[str, object], deadline: float = DEADLINE, **more: object
-) -> dict[str, object]:
-    body = {"prompt": PROMPT, "n_predict": TOKENS, "cache_prompt": False, **request, **more}
-    status, answer = head.request("POST", "/completion", json.dumps(body).encode(), deadline)
+def completed(head: Head, request: Mapping[str, object], **more: object) -> dict[str, object]:
+    return completed_within(DEADLINE, head, {**request, **more})
+
+
+def completed_within(seconds: float, head: Head, request: Mapping[str, object]) -> dict[str, object]:
+    body = {"prompt": PROMPT, "n_predict": TOKENS, "cache_prompt": False, **request}
+    status, answer = head.request("POST", "/completion", json.dumps(body).encode(), seconds)
     assert status == 200, answer
     parsed = json.loads(answer)
     assert isinstance(parsed, dict)
@@ -202,7 +204,9 @@ def test_drafts_of_several_answers_are_sampled_from_their_own_logits(tmp_path: P
             for _ in range(counts(2, 20)):
                 os.kill(mesh.head.process.pid, signal.SIGSTOP)  # so that it finds them together
                 requests = [{**asked, **fields, "prompt": prompt} for prompt in DRAFTED]
-                answers = [pool.submit(completed, mesh.head, asks, DRAFTED_DEADLINE) for asks in requests]
+                answers = [
+                    pool.submit(completed_within, DRAFTED_DEADLINE, mesh.head, asks) for asks in requests
+                ]
                 time.sleep(0.5)
                 os.kill(mesh.head.process.pid, signal.SIGCONT)
                 got = [answer.result() for answer in answers]
