@@ -93,10 +93,7 @@ class Authority:
         wanted = frozenset(map(read_role, roles))
         may = self.gives
         if not may:
-            raise UserError(
-                "this node is not allowed to invite others",
-                hint="run `meshd invite` on the node that founded the mesh, or on one with the role `invite`",
-            )
+            raise self._may_not_invite(browser)
         if not wanted <= may:
             names = ", ".join(sorted(wanted - may))
             raise UserError(
@@ -123,6 +120,16 @@ class Authority:
             self._invites.forget(entry.invite_id)
             raise
         return self._reply(entry, candidates, relays)
+
+    def _may_not_invite(self, browser: str) -> UserError:
+        hint = "run `meshd invite` on the node that founded the mesh, or on one with the role `invite`"
+        if browser:  # the invite of another node would be of no use: a browser uses the node that invites it
+            roles = " ".join(f"--role {role}" for role in sorted({*self._membership.roles, Role.INVITE}))
+            hint = (
+                f"a browser uses the node that invites it. Run `meshd invite {roles}` on the node that "
+                "founded the mesh, then here `meshd leave`, and start this node with that invite"
+            )
+        return UserError("this node is not allowed to invite others", hint=hint)
 
     def printed_invite(
         self,

@@ -175,6 +175,34 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
     play(check())
 
 
+def test_a_member_gets_the_role_to_invite_by_joining_again(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            founder = await fleet.worker("founder")
+
+            async def start(token: str) -> LocalNode:
+                return await fleet.start(fleet.spec("member", "client", "--port", "0", token=token))
+
+            member = await start(await founder.token())
+            before = await member.until(lambda s: any(p.state == "connected" for p in s.peers))
+            assert before.mesh is not None and before.mesh.roles == ("use", "work")
+            refused = await cli(member.spec.home, "invite", "--browser", "phone")
+            assert refused.returncode == 1
+            command = "meshd invite --role invite --role use --role work"
+            assert command in refused.stderr and "meshd leave" in refused.stderr
+            _, _, *options = command.split()
+            token = await _invite(founder, *options)
+            assert (await cli(member.spec.home, "leave")).returncode == 0
+            fleet.forget(member)
+            again = await start(token)
+            after = await again.until(lambda s: any(p.state == "connected" for p in s.peers))
+            assert after.node.id == before.node.id
+            assert after.mesh is not None and after.mesh.roles == ("invite", "use", "work")
+            assert await _invite(again, "--browser", "phone")
+
+    play(check())
+
+
 def test_a_copied_home_is_refused_while_the_first_answers(tmp_path: Path) -> None:
     reference = alone(smollm2(), 8)
 

@@ -652,6 +652,32 @@ def test_a_node_that_may_do_nothing_offers_nothing() -> None:
     look(see, FakeNode({**state(_STATUS), "can": ["ban_list", "invite_list"]}))
 
 
+@pytest.mark.parametrize("role", ["serve", "client", "worker"])
+def test_a_node_that_may_not_invite_a_browser_says_how_it_may(role: str) -> None:
+    of_it = replace(_STATUS, node=replace(_STATUS.node, role=role))
+    assert of_it.mesh is not None
+    of_it = replace(of_it, mesh=replace(of_it.mesh, roles=("use", "work")))
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "invite")
+            page.get_by_text("This node may not invite").wait_for()
+            panel = page.get_by_role("region", name="Invite a phone or another browser")
+            if role == "worker":
+                assert panel.count() == 0, "a browser has no use for it"
+                return
+            assert [line for line in panel.locator("code").all_inner_texts() if "meshd" in line] == [
+                "meshd invite --expires 24h --uses 1 --role use --role work --role invite",
+                "meshd leave",
+                f"meshd {role} …",
+            ]
+            assert panel.get_by_role("button", name="Show a QR code").count() == 0
+            shown.keep(f"invite-browser-cannot-{role}")
+            assert shown.errors == []
+
+    look(see, FakeNode({**state(of_it), "can": ["ban_list", "invite_list"]}))
+
+
 def test_the_log_is_filtered_and_followed() -> None:
     def see(node: FakeNode, browser: "Browser") -> None:
         with tab(browser) as shown:

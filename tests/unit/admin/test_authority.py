@@ -104,6 +104,23 @@ def test_a_member_without_the_role_may_not_invite(tmp_path: Path) -> None:
         member.invite(now=NOW, expires_s=60, uses=1, roles=["use"], secret=b"s" * 16, candidates=HERE)
 
 
+def test_a_member_that_may_not_invite_a_browser_hears_how_it_may(tmp_path: Path) -> None:
+    founder(tmp_path / "a")
+    member = joined(tmp_path / "b", tmp_path / "a", Role.USE, Role.WORK)
+    with pytest.raises(UserError, match="is not allowed to invite") as refused:
+        member.invite(
+            now=NOW,
+            expires_s=60,
+            uses=1,
+            roles=["use"],
+            secret=b"s" * 16,
+            candidates=HERE,
+            browser="phone",
+        )
+    command = "`meshd invite --role invite --role use --role work` on the node that founded the mesh"
+    assert command in refused.value.hint and "`meshd leave`" in refused.value.hint
+
+
 def test_an_inviter_gives_no_more_than_it_may(tmp_path: Path) -> None:
     founder(tmp_path / "a")
     member = joined(tmp_path / "b", tmp_path / "a", Role.USE, Role.INVITE)

@@ -284,6 +284,11 @@ export const viewTexts = {
 		qr: 'The address of the page, with the invite, as a QR code',
 		copyAddress: 'Copy the address',
 		hide: 'Hide the QR code',
+		cannot: 'A browser uses the node that invites it, and this node lacks the role `invite`. A node gets its roles from the invite with which it joins, so this one has to join again:',
+		cannotInvite: 'On the node that founded the mesh, make an invite with that role:',
+		cannotLeave: 'On this machine, leave the mesh, which stops this node:',
+		cannotJoin: (role: string) => `Start this node again as before (\`meshd ${role} …\`), with \`--join -\`, and paste the invite.`,
+		cannotLoses: 'It keeps its name, its id and its models. Tunnels and exposed services have to be set up again.',
 		noPage: 'This node offers no page in its network. Open the saved page on the device, and paste the invite there.'
 	},
 
