@@ -50,10 +50,21 @@ ssize_t channel::receive(void * data, size_t size, int flags) {
     return by != nullptr ? by->receive(socket, data, size, flags) : recv(socket, data, size, flags);
 }
 
+// After a receive() that did not wait
+static bool is_nothing_yet(ssize_t n) {
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+}
+
+// In recv() a thread would also wake up each time that the other end takes what we have sent. 0: does not wait
+static bool await_bytes(int socket, int milliseconds) {
+    pollfd arrival = { socket, POLLIN, 0 };
+    return poll(&arrival, 1, milliseconds) > 0;
+}
+
 // As recv(): the first bytes of a message
 ssize_t channel::read_first(void * data, size_t size) {
     ssize_t n = -1;
-    const auto nothing_yet = [&] { return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR); };
+    const auto nothing_yet = [&] { return is_nothing_yet(n); };
     if (by != nullptr) {
         n = receive(data, size, MSG_DONTWAIT); // it may have more than the socket has
         if (!nothing_yet()) {
@@ -68,9 +79,7 @@ ssize_t channel::read_first(void * data, size_t size) {
         },
         [&](lookout::duration most) { nap(socket, most); });
     if (nothing_yet()) {
-        // in recv() it would also wake up each time that the other end takes what we have sent
-        pollfd arrival = { socket, POLLIN, 0 };
-        poll(&arrival, 1, -1);
+        await_bytes(socket, -1);
         n = receive(data, size, 0);
     }
     next.came(began);
@@ -105,6 +114,39 @@ bool channel::read_header(wire_header & header) {
     }
     reader in(bytes, sizeof bytes);
     header = wire_header::take(in);
+    check(header);
+    return true;
+}
+
+channel::found channel::read_header_now(wire_header & header) {
+    uint8_t bytes[wire_header::bytes];
+    const ssize_t n = receive(bytes, sizeof bytes, MSG_DONTWAIT);
+    if (is_nothing_yet(n)) {
+        return found::nothing;
+    }
+    if (n == 0) {
+        return found::end;
+    }
+    if (n < 0) {
+        throw lost(reason("it cannot be read from"));
+    }
+    came += static_cast<uint64_t>(n);
+    read_some(bytes + n, sizeof bytes - static_cast<size_t>(n), false);
+    reader in(bytes, sizeof bytes);
+    header = wire_header::take(in);
+    check(header);
+    return found::header;
+}
+
+void channel::await_more() {
+    const auto began =
+        next.look([&] { return await_bytes(socket, 0); }, [&](lookout::duration most) { nap(socket, most); });
+    await_bytes(socket, -1);
+    next.came(began);
+}
+
+// Throws bad_message
+void channel::check(const wire_header & header) {
     uint32_t least = 0;
     uint32_t most = 0;
     if (!body_limits(header.kind, other, least, most)) {
@@ -117,7 +159,6 @@ bool channel::read_header(wire_header & header) {
         throw bad_message(
             "message " + std::to_string(header.kind) + " cannot have " + std::to_string(header.size) + " bytes");
     }
-    return true;
 }
 
 void channel::read_body(void * data, size_t size) {

@@ -1,5 +1,5 @@
 // One end of a connection: whole messages over a socket, each checked against its limits before a byte of its body is
-// read. One thread may read while another one writes.
+// read. One thread at a time may read, while another one writes.
 #pragma once
 
 #include "lookout.h"
@@ -45,6 +45,12 @@ public:
     void read_body(void * data, size_t size);
     blob read_body(const wire_header & header);
 
+    // As read_header(), but only what is there: for one of several threads that read in turns
+    enum class found { header, nothing, end };
+    found read_header_now(wire_header & header);
+    // Waits until something comes, or the other side has ended. Another thread may then be the first to read it
+    void await_more();
+
     // How many bytes of messages, which the caller has put together, the socket takes. The first one does not wait, and
     // hides what is wrong; the second one waits for at least one
     size_t send_now(const void * data, size_t size, const void * more, size_t more_size);
@@ -57,6 +63,7 @@ public:
     void shut();
 
 private:
+    void check(const wire_header & header);
     bool read_some(void * data, size_t size, bool may_end);
     ssize_t read_first(void * data, size_t size);
     ssize_t receive(void * data, size_t size, int flags);

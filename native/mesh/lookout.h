@@ -48,15 +48,28 @@ public:
                 nap(left);
                 continue;
             }
-            std::this_thread::yield(); // whoever has something to do goes first
-            if (displaced() != before) {
-                rests_until = began.time_since_epoch() + rest_next.load();
-                rest_next = std::min(2 * rest_next.load(), MOST_REST);
+            if (!yields(before, displaced, began)) {
                 return began;
             }
         }
         rest_next = REST;
         return began;
+    }
+
+    // Looks once, and then for so long at most, however this process waits: for what cannot take longer than it takes
+    // to sleep and be woken. Whether it is there
+    template <class Ready, class Displaced = long (*)()>
+    bool look_for(duration most, const Ready & ready, const Displaced & displaced = times_displaced) {
+        const auto began = clock::now();
+        const bool rests = began.time_since_epoch() < rests_until.load();
+        const long before = rests ? 0 : displaced();
+        while (!ready()) {
+            if (rests || clock::now() - began >= most || !yields(before, displaced, began)) {
+                return false;
+            }
+        }
+        rest_next = REST;
+        return true;
     }
 
     // What was waited for is there
@@ -78,6 +91,17 @@ public:
     static constexpr std::chrono::milliseconds LONGEST_TIMED{ 50 };
 
 private:
+    // Whoever has something to do goes first. false: somebody had, so nobody looks for a while
+    template <class Displaced> bool yields(long before, const Displaced & displaced, typename clock::time_point began) {
+        std::this_thread::yield();
+        if (displaced() == before) {
+            return true;
+        }
+        rests_until = began.time_since_epoch() + rest_next.load();
+        rest_next = std::min(2 * rest_next.load(), MOST_REST);
+        return false;
+    }
+
     static duration longest() { return way_of_waiting == waiting::poll ? LONGEST_POLL : LONGEST_TIMED; }
 
     // As rhythm::rest

@@ -6,6 +6,8 @@
 
 namespace mesh {
 
+// Workers that compute equal shares are hardly later than each other
+static constexpr std::chrono::microseconds SOON{ 2000 };
 static constexpr char SOMETHING_ELSE[] = "it pushed something else than the head says";
 
 neighbours::neighbours(const std::vector<neighbour_socket> & sockets, bool more) {
@@ -90,30 +92,66 @@ void neighbours::neighbour::tell_pushed(size_t body) {
 }
 
 void neighbours::neighbour::read() {
-    try {
-        wire_header header;
-        while (link.read_header(header)) {
-            piece one;
-            one.is_summand = header.kind == static_cast<uint16_t>(message::summand);
-            uint8_t token[pushed_body::bytes];
-            link.read_body(token, sizeof token);
-            reader in(token, sizeof token);
-            one.token = pushed_body::take(in).token;
-            one.data.resize(header.size - sizeof token);
-            link.read_body(one.data.data(), one.data.size());
-            if (!one.is_summand) { // a token has hundreds, and the parent no use for each of them
-                tell_came();
-            }
-            const size_t size = sizeof one + one.data.size();
-            if (!coming.put(std::move(one), size)) {
+    for (;;) {
+        {
+            std::lock_guard<std::mutex> turn(reading_turn);
+            if (!read_what_is_there(SIZE_MAX)) {
                 return;
             }
+        }
+        link.await_more();
+    }
+}
+
+// So many messages at most. Its turn is held. false: nothing more comes
+bool neighbours::neighbour::read_what_is_there(size_t most) {
+    try {
+        for (size_t count = 0; count < most && !is_over; count++) {
+            wire_header header;
+            const auto found = link.read_header_now(header);
+            if (found == channel::found::nothing) {
+                return true;
+            }
+            is_over = found == channel::found::end || !keep(header);
         }
     } catch (const std::exception & error) {
         why = error.what();
         link.shut(); // what it broke once is not trusted with anything else
+        is_over = true;
     }
-    coming.end();
+    if (is_over) {
+        coming.end();
+    }
+    return !is_over;
+}
+
+// Reads the rest of a message. false: nobody takes it any more
+bool neighbours::neighbour::keep(const wire_header & header) {
+    piece one;
+    one.is_summand = header.kind == static_cast<uint16_t>(message::summand);
+    uint8_t token[pushed_body::bytes];
+    link.read_body(token, sizeof token);
+    reader in(token, sizeof token);
+    one.token = pushed_body::take(in).token;
+    one.data.resize(header.size - sizeof token);
+    link.read_body(one.data.data(), one.data.size());
+    if (!one.is_summand) { // a token has hundreds, and the parent no use for each of them
+        tell_came();
+    }
+    const size_t size = sizeof one + one.data.size();
+    return coming.put(std::move(one), size);
+}
+
+// Reads the next message itself if it comes within so long: to have another thread woken, and to be woken by that one,
+// would take longer than most sums
+void neighbours::neighbour::look_for_next(std::chrono::microseconds most) {
+    sums.look_for(most, [this] {
+        if (coming.is_ready()) {
+            return true;
+        }
+        std::unique_lock<std::mutex> turn(reading_turn, std::try_to_lock);
+        return turn.owns_lock() && (!read_what_is_there(1) || coming.is_ready());
+    });
 }
 
 // Waits until they are complete; none comes or goes after that
@@ -185,6 +223,7 @@ void neighbours::push_summand(uint32_t number, uint64_t token, const blob & data
 // Waits for it
 blob neighbours::take_next(uint32_t number, uint64_t token, bool is_summand) {
     neighbour & from = at(number);
+    from.look_for_next(is_summand ? SOON : std::chrono::microseconds::zero());
     piece one;
     if (!from.coming.take(one)) {
         fail(number, from.why);

@@ -83,12 +83,18 @@ private:
     struct neighbour {
         neighbour(const neighbour_socket & one, size_t room);
         void read();
+        bool read_what_is_there(size_t most);
+        bool keep(const wire_header & header);
+        void look_for_next(std::chrono::microseconds most);
         void tell_came();
         void tell_pushed(size_t body);
 
         const neighbour_socket self;
         channel link;
+        std::mutex reading_turn; // of its thread, and of whoever waits for what comes next
+        bool is_over = false;    // nothing more is read; in that turn
         queue<piece> coming;
+        lookout sums;
         outbox going;
         std::string why = "it ended"; // why nothing more comes; set before the end of `coming`
         std::mutex telling;           // pushes may come from two threads

@@ -52,6 +52,9 @@ public:
         return true;
     }
 
+    // Whether take() would not wait
+    bool is_ready() const { return ready; }
+
     // Nothing more comes; what is there can still be taken
     void end() {
         std::lock_guard<std::mutex> lock(mutex);

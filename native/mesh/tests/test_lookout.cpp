@@ -251,3 +251,34 @@ TEST(a_new_rhythm_is_learnt_and_none_is_not_polled_for) {
         CHECK(one.rest(microseconds(waited)) == rhythm::FOREVER);
     }
 }
+
+TEST(who_looks_for_a_while_does_so_however_the_process_waits) {
+    const chosen way("sleep");
+    CHECK(way.apply().empty());
+    lookout_by<still_clock> next;
+    int looks = 0;
+    bool taken = false;
+    // Whether what comes at the look of that number is found
+    const auto finds = [&](int due, rhythm::duration most) {
+        looks = 0;
+        long displaced = 0;
+        const auto is_there = [&] {
+            still_clock::time += LOOK;
+            return ++looks == due;
+        };
+        return next.look_for(most, is_there, [&] { return taken ? ++displaced : 0; });
+    };
+    CHECK(finds(1, rhythm::duration::zero()));
+    CHECK(!finds(2, rhythm::duration::zero()));
+    CHECK(finds(5, 5 * LOOK));
+    CHECK(!finds(7, 5 * LOOK));
+    CHECK(looks == 5);
+    taken = true;
+    CHECK(!finds(5, 5 * LOOK)); // somebody else had the processor in between
+    taken = false;
+    CHECK(!finds(2, 5 * LOOK));
+    CHECK(looks == 1); // what is there is found all the same
+    CHECK(finds(1, 5 * LOOK));
+    still_clock::time += lookout::REST;
+    CHECK(finds(5, 5 * LOOK));
+}

@@ -3,6 +3,7 @@
 #include "neighbours.h"
 #include "report.h"
 #include "served.h"
+#include "turns.h"
 
 #include <unistd.h>
 
@@ -47,6 +48,22 @@ TEST(two_that_push_much_to_each_other_do_not_wait_for_each_other) {
         CHECK(them.first.take(4, i, PIECE_BYTES).size() == PIECE_BYTES);
         CHECK(them.second.take(7, i, PIECE_BYTES).size() == PIECE_BYTES);
     }
+}
+
+TEST(summands_arrive_in_order_whoever_reads_them) {
+    two_workers them;
+    add_up_in_turns(them.first, 4, them.second, 7);
+}
+
+TEST(who_waits_for_a_summand_is_interrupted_by_the_end_and_by_a_loss) {
+    two_workers them;
+    std::string taking;
+    std::thread taker([&] { taking = thrown_by([&] { them.first.take_summand(4, 1); }); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1)); // so that it looks, or is about to
+    them.first.end();
+    taker.join();
+    CHECK(taking == interrupted().what());
+    CHECK(thrown_by([&] { them.second.take_summand(7, 1); }) == "lost neighbour 7: it ended");
 }
 
 TEST(bytes_are_counted_for_each_neighbour) {

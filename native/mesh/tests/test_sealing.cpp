@@ -1,6 +1,7 @@
 // What two mesh-servers on different machines exchange, and somebody between them who changes it.
 #include "hand.h"
 #include "neighbours.h"
+#include "turns.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -53,6 +54,11 @@ TEST(sealed_pieces_of_any_size_arrive) {
             CHECK(them.first.take_summand(4, size) == data);
         }
     }
+}
+
+TEST(sealed_summands_arrive_in_order_whoever_reads_them) {
+    two_apart them;
+    add_up_in_turns(them.first, 4, them.second, 7);
 }
 
 TEST(two_that_seal_much_for_each_other_do_not_wait_for_each_other) {
