@@ -172,7 +172,7 @@ class Planning:
             offers = tuple(offer for offer in machines.offers if offer.node not in spared)
             there = replace(machines, offers=offers)
             first = found[0][1]
-            auto = AutoWay(lambda _plan, _rounds: bool(first.free or first.model), ways_before.failed)
+            auto = AutoWay(lambda _plan, _rounds: first.model > 0, ways_before.failed)
             ways, chosen = both_ways(layers, work, there, options, [split for split, _ in found], auto)
             return ([forecasted(chosen, there)] if chosen is not None else []) + found, ways
 

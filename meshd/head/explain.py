@@ -27,6 +27,7 @@ from meshd.head.measures import (
 from meshd.head.survey import Surveyor, path_to
 from meshd.head.worker_choice import Roster
 from meshd.identity.keys import PeerId
+from meshd.model.drafts import Drafts
 from meshd.model.output import SAMPLED_BYTES, DevicePath
 from meshd.model.status import SplitPart
 from meshd.model.time_account import (
@@ -87,16 +88,17 @@ async def explain(
     surveyor: Surveyor | None,
     roster: Roster,
     *,
-    drafts: bool,
+    drafts: Drafts,
 ) -> Explained:
     """Explain where the time of the last answers went, and of the last rounds.
 
-    `split` as it is pushed; `peers`: the workers by their names; `drafts`: rounds may make more tokens;
+    `split` as it is pushed; `peers`: the workers by their names; `drafts`: of this run, as meshd chose them;
     `roster`: whom the head could ask now.
     """
     loop = asyncio.get_running_loop()
-    drafts = drafts or bool(read_llama_args(facts.options.llama_args).speculation)
-    chosen = choose_spans(log, drafts=drafts)
+    configured = bool(read_llama_args(facts.options.llama_args).speculation)
+    may_draft = configured or drafts.longest > 0  # rounds may make more tokens
+    chosen = choose_spans(log, drafts=may_draft)
     busy = choose_rounds(log, away, chosen.token)
     if facts.plan.by_tensors:  # workers compute at once, and wait for each other in sums: no parts of a sum
         chosen = replace(chosen, token=None, prompt=None)
@@ -116,7 +118,11 @@ async def explain(
         a_round = round_account(spent_of(busy.span, made=busy.made), busy.made)
     machines = await _compared(facts, surveyor, roster)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
-    advise_now = advise_together if facts.plan.by_tensors else partial(advise, drafts=drafts)
+    advise_now = (
+        advise_together
+        if facts.plan.by_tensors
+        else partial(advise, drafts=may_draft, only_by_layers=configured or drafts.model > 0)
+    )
     advice = await asyncio.to_thread(
         advise_now, facts.layers, facts.work, machines, facts.options, facts.plan
     )

@@ -19,13 +19,7 @@ from meshd.head.leases import LEASE_WORD_SECONDS, Leases, PushPlan
 from meshd.head.llama_server import LlamaServer, Over, ServerWatch
 from meshd.head.measures import RunFacts, RunMeasures
 from meshd.head.served_files import ServedModel, find_needs
-from meshd.head.speculation import (
-    Speculation,
-    drafts_by_layers,
-    most_drafted,
-    never_a_model,
-    round_estimate,
-)
+from meshd.head.speculation import Speculation, never_a_model, round_estimate, uses_a_model
 from meshd.head.split_ways import SplitWays
 from meshd.head.survey import MachineSpeeds, OwnDevices, Surveyor, own_timed
 from meshd.head.worker_choice import Roster
@@ -363,10 +357,10 @@ class Run:
     def _auto_way(self) -> AutoWay:
         """Return what decides whether `--split auto` is by tensors; it may be used in another thread."""
         model, now = self._model, asyncio.get_running_loop().time()
-        would_draft = partial(
-            drafts_by_layers, deepcopy(self._history.speculation), model.layers, model.options.draft, now
+        uses_model = partial(
+            uses_a_model, deepcopy(self._history.speculation), model.layers, model.options.draft, now
         )
-        return AutoWay(would_draft, self._history.ways.failed)
+        return AutoWay(uses_model, self._history.ways.failed)
 
     def _label(self, workers: Sequence[PeerStatus]) -> dict[PeerId, str]:
         """Find names that tell all nodes apart; this one's goes into the options."""
@@ -547,7 +541,9 @@ class Run:
         layers, draft = self._model.layers, self._model.options.draft
         estimate = round_estimate(plan, layers.weight_bytes, self.measures.round_seconds, draft)
         speculation, now = self._history.speculation, asyncio.get_running_loop().time()
-        drafts = speculation.begin(estimate, now, most=most_drafted(plan), never_model=never_a_model(plan))
+        drafts = speculation.begin(
+            estimate, now, most=plan.shape.most_drafted, never_model=never_a_model(plan)
+        )
         if speculation.why_no_model:
             LOG.info("draft_model_unused", why=speculation.why_no_model)
         return drafts
@@ -609,7 +605,7 @@ class Run:
             {lease.name: lease.peer for lease in self._leases.held},
             history.surveyor,
             history.roster,
-            drafts=history.speculation.drafts.longest > 0,
+            drafts=history.speculation.drafts,
         )
 
     async def computed(self, spans: Sequence[tuple[float, float]]) -> Mapping[str, Sequence[ComputedTime]]:

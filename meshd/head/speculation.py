@@ -132,11 +132,6 @@ def never_a_model(plan: Plan) -> str:
     return "llama.cpp loads none beside a model that is split by tensors" if plan.by_tensors else ""
 
 
-def most_drafted(plan: Plan) -> int:
-    """Return how many tokens a draft may have over this split; by tensors none, as predictions count on."""
-    return 0 if plan.by_tensors else plan.shape.most_drafted
-
-
 @dataclass(slots=True)
 class _Observed:
     """Sum up answers of one kind of run; older ones count less.
@@ -420,7 +415,7 @@ class Speculation:
         return 1.0
 
 
-def drafts_by_layers(
+def uses_a_model(
     speculation: Speculation,
     layers: ModelLayers,
     draft: DraftModel | None,
@@ -428,10 +423,15 @@ def drafts_by_layers(
     plan: Plan,
     rounds: RoundSeconds | None,
 ) -> bool:
-    """Tell whether a run of this plan would begin with drafts. `rounds`: its predicted seconds, if known."""
+    """Tell whether a run of this plan would begin with the draft model.
+
+    `rounds`: its predicted seconds, if known.
+    """
     estimate = round_estimate(plan, layers.weight_bytes, rounds, draft)
-    begun = speculation.would_begin(estimate, now, most=most_drafted(plan), never_model=never_a_model(plan))
-    return begun.drafts.longest > 0
+    begun = speculation.would_begin(
+        estimate, now, most=plan.shape.most_drafted, never_model=never_a_model(plan)
+    )
+    return begun.drafts.model > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +480,7 @@ def forecast(
     prediction, draft = outcome.prediction, drafting.draft_model
     estimate = round_estimate(plan, weights, predictor.rounds_of(plan), draft)
     begun = drafting.speculation.would_begin(
-        estimate, now, most=most_drafted(plan), never_model=never_a_model(plan)
+        estimate, now, most=plan.shape.most_drafted, never_model=never_a_model(plan)
     )
     drafts = begun.drafts
     shown_free, shown_model = drafting.speculation.acceptances(now)

@@ -2,7 +2,8 @@
 
 They do where that is advised (ways.py), of workers that gain from it for certain: their processors are those
 of different machines, or their cards are different ones, and sums go past their daemons. What is not known
-for certain counts against it, and so do drafts, as one way or the other has to do without.
+for certain counts against it, and so does a draft model, which only a split by layers can have. Tokens that
+repeat are drafted either way.
 """
 
 from collections.abc import Callable
@@ -38,15 +39,16 @@ class WhyByLayers(StrEnum):
 class AutoWay:
     """Hold what decides beside model and machines.
 
-    `drafts`: whether a plan by layers would run with some, given the predicted seconds of its rounds (None:
-    not known). `failed`: why it is not tried again, after a run by tensors that ended; empty: it may be.
+    `drafts`: whether a plan by layers would use a draft model, given the predicted seconds of its rounds
+    (None: not known). `failed`: why it is not tried again, after a run by tensors that ended; empty: it may
+    be.
     """
 
     drafts: Callable[[Plan, RoundSeconds | None], bool] = lambda _plan, _rounds: False
     failed: str = ""
 
     def would_draft(self, by_layers: Plan, options: HeadOptions, predictor: PlanPredictor) -> bool:
-        """Tell whether this plan by layers would run with drafts, of meshd or of llama-server."""
+        """Tell whether this plan by layers would use a draft model, or drafts that the user configured."""
         asked = bool(read_llama_args(options.llama_args).speculation)
         return asked or self.drafts(by_layers, predictor.rounds_of(by_layers))
 

@@ -584,10 +584,12 @@ def advise(
     plan: Plan,
     *,
     drafts: bool = False,
+    only_by_layers: bool = False,
 ) -> SplitAdvice:
     """Find the one change to the plan that runs that would gain most, as it is predicted.
 
     Memory in `machines` is what it could have. `drafts`: it runs with some; predictions leave them out.
+    `only_by_layers`: with such as a split by tensors cannot have.
     """
     plan = on_paths(plan, {offer.node: offer.path for offer in machines.offers}.get)
     now = PlanPredictor(layers, work, machines, options).predict(plan)
@@ -601,7 +603,7 @@ def advise(
     # The best of those and of all other changes, if it is worth it.
     found = list(_changes(layers, work, machines, options, free, plan, compared))
     plans = [plan, *(choice.plan for choice in compared)]
-    ways = compare_ways(layers, work, there, options, plans, drafts=drafts)
+    ways = compare_ways(layers, work, there, options, plans, drafts=only_by_layers)
     if isinstance(ways, WaysFound) and ways.ways.advice is WayAdvice.WORTH:
         refused = next((reason for reason in plan.reasons if isinstance(reason, NotTogether)), None)
         if refused is not None:

@@ -53,8 +53,9 @@ def compare_ways(
 ) -> WaysFound | OneWay | None:
     """Compare the best of these plans by layers with the best by tensors; None: there is no worker.
 
-    The user's wishes for how the model is split do not count. `drafts`: by layers it would run with some,
-    which are not in the figures. `may`: which two may compute together; `least`: of so many workers.
+    The user's wishes for how the model is split do not count. `drafts`: by layers it would run with such as a
+    split by tensors cannot have; none are in the figures. `may`: which two may compute together; `least`: of
+    so many workers.
     """
     if not machines.offers or not by_layers:
         return None

@@ -1,6 +1,7 @@
 """Answers that are open when something is lost: how long each stood still, and what became of them."""
 
 import asyncio
+import json
 import math
 import statistics
 import threading
@@ -22,6 +23,11 @@ REPEATING = tuple(
         (60, "step N: open the door, walk in, close the door, walk out.\n"),
     )
 )
+_USERS = [{"id": number, "name": f"user-{number}", "active": True} for number in range(5)]
+_FILE = f"The same file again:\n```json\n{json.dumps(_USERS, indent=1)}\n```\n"
+# No two tokens of its answer are nearly as likely: drafted tokens are checked together, and how many depends
+# on how busy this machine is, so near ties would fall otherwise from run to run.
+COPY = _FILE * 3 + "The same file again:\n```json\n["
 HIT_AFTER = 10  # pieces of each stream
 _HELD_SECONDS = 20.0
 _NOTED: list["Interruption"] = []

@@ -1,6 +1,5 @@
 """A head that drafts tokens, over two workers: texts are those of none drafted, status says what it gains."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,10 @@ from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation
 from tests.e2e.models import cache_folder, smollm2
 from tests.e2e.nodes import SAME_THREADS, model_of, play
+from tests.e2e.open_answers import COPY
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-USERS = [{"id": number, "name": f"user-{number}", "active": True} for number in range(5)]
-FILE = f"The same file again:\n```json\n{json.dumps(USERS, indent=1)}\n```\n"
-# No two tokens of its answer are nearly as likely: drafted tokens are checked together, and how many depends
-# on how busy this machine is, so near ties would fall otherwise from run to run.
-COPY = FILE * 3 + "The same file again:\n```json\n["
 TOKENS = 96
 DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--set", "serve.output=worker")
 FAR = 0.1  # seconds: a round takes far longer than to draft a token, unless others use the cores

@@ -30,10 +30,12 @@ from tests.e2e.nodes import (
     peer_of,
     play,
 )
+from tests.e2e.open_answers import COPY
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 32
+COPIED_TOKENS = 96
 BY_TENSORS = ("--split", "tensor", "--min-workers", "2", "--ctx-size", "2048")
 
 
@@ -98,6 +100,29 @@ def test_two_workers_answer_nearly_as_one_machine(tmp_path: Path, way: str) -> N
             answer = await _answer(api_of(status))
             check_near(answer, alone)
             assert await _answer(api_of(status)) == answer
+
+    play(check())
+
+
+def test_repeated_tokens_are_drafted_and_the_text_is_that_without_drafts(tmp_path: Path) -> None:
+    copy = generation(COPY, COPIED_TOKENS)
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(smollm2(), smollm2(), options=LOCALLY)
+            without = await fleet.head(smollm2(), *BY_TENSORS, *SAME_THREADS, token=token, name="without")
+            answer = await api_of(await fleet.ready(without)).ask("POST", "/completion", copy)
+            await without.stop()
+            fleet.forget(without)
+            drafting = (*BY_TENSORS, "--speculate", "auto", *SAME_THREADS)
+            head = await fleet.head(smollm2(), *drafting, token=token)
+            status = await fleet.ready(head)
+            assert "each layer on `worker-0` and `worker-1`" in model_of(status).split_why
+            drafted = await api_of(status).ask("POST", "/completion", copy)
+            assert (drafted.status, drafted.body["content"]) == (200, answer.body["content"])
+            found = model_of(await head.status()).speculation
+            assert found is not None and found.free > 0 and found.model == 0
+            assert found.drafted >= found.accepted > 0
 
     play(check())
 

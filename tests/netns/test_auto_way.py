@@ -127,7 +127,7 @@ def test_tensors_are_chosen_once_they_are_measured_and_with_the_next_run(
             await start_all(owner, left)
             token = await left.token()
             right = cable.node("right", "worker", 1, 7700, token, *thread)
-            options = ("--min-workers", "2", "--device", "none", "--speculate", "off", "--ctx-size", "1024")
+            options = ("--min-workers", "2", "--device", "none", "--ctx-size", "1024")
             head = cable.node("head", "serve", 0, 7701, token, *options, "--port", str(API_PORT))
             await start_all(owner, right, head)
             # Nothing was measured yet: by layers.

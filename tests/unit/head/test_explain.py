@@ -9,6 +9,7 @@ from meshd.gateway.interface import AnswerTimings
 from meshd.head.explain import NOT_MEASURED, Explained, explain, ways_of
 from meshd.head.measures import AwayTimes, RunFacts, TimedAnswers
 from meshd.head.worker_choice import Roster
+from meshd.model.drafts import Drafts
 from meshd.model.output import DevicePath
 from meshd.model.status import SplitPart
 from meshd.model.time_account import PartKind, PartSource, TimeAccount
@@ -105,7 +106,7 @@ def test_computing_is_counted_by_rounds_and_not_by_the_tokens_that_drafts_made()
         async with Owner() as owner:
             mesh, away = Net(owner).mesh("head"), AwayTimes(lambda: 2000.0)
             roster = Roster(mesh, there.options)
-            found = await explain(there, [], answers, away, mesh, {}, None, roster, drafts=True)
+            found = await explain(there, [], answers, away, mesh, {}, None, roster, drafts=Drafts(free=8))
         return found.token
 
     token = asyncio.run(account())
@@ -133,7 +134,7 @@ def test_by_tensors_both_ways_are_compared_and_no_time_is_divided(slow: str) -> 
         async with Owner() as owner:
             mesh, away = Net(owner).mesh("head"), AwayTimes(lambda: 2000.0)
             roster = Roster(mesh, options)
-            return await explain(known, [], answers, away, mesh, {}, None, roster, drafts=False)
+            return await explain(known, [], answers, away, mesh, {}, None, roster, drafts=Drafts())
 
     found = asyncio.run(explained())
     assert found.answers and (found.token, found.prompt, found.round) == (None, None, None)
@@ -179,7 +180,7 @@ async def test_what_a_worker_says_that_it_computed_counts_instead_of_the_predict
         roster = Roster(mesh, there.options)
         away = AwayTimes(asyncio.get_running_loop().time)
         peers = {"a": worker.key.peer}
-        found = await explain(there, [], log, away, mesh, peers, None, roster, drafts=False)
+        found = await explain(there, [], log, away, mesh, peers, None, roster, drafts=Drafts())
         assert found.token is not None and found.prompt is not None
         [question] = asked
         assert question.recent and question.lease == bytes(16)

@@ -22,6 +22,7 @@ from meshd.head.speculation import (
     forecast,
     never_a_model,
     round_estimate,
+    uses_a_model,
 )
 from meshd.model.drafts import MOST_FREE, MOST_MODEL, Drafts, tokens_of_round
 from meshd.model.output import CPU_RATE
@@ -385,6 +386,22 @@ def test_the_drafts_are_those_that_a_load_would_begin_with() -> None:
     drafts = Speculation(BOTH).begin(estimate, 1.0, most=plan.shape.most_drafted)
     found, _ = foreseen(0.1, Drafting(Speculation(BOTH), SMALL))
     assert (found.free, found.model) == (drafts.free, drafts.model) and drafts.model > 0
+
+
+def test_only_a_draft_model_is_what_a_split_by_tensors_lacks() -> None:
+    plan, predictor = planned(0.1)
+    speculations = Speculation(FREE), Speculation(BOTH)
+    uses = [
+        uses_a_model(one, MODEL, draft, 1.0, plan, predictor.rounds_of(plan))
+        for one, draft in zip(speculations, (None, SMALL), strict=True)
+    ]
+    assert uses == [False, True]
+    tensors = replace(plan, by_tensors=True)
+    found = forecast(
+        tensors, predictor, predictor.predict(plan), Drafting(speculations[1], SMALL), MODEL.weight_bytes, 1.0
+    )
+    assert found.free > 0 and found.model == 0
+    assert not uses_a_model(speculations[1], MODEL, SMALL, 1.0, tensors, predictor.rounds_of(plan))
 
 
 def test_a_draft_model_drafts_prose_as_well() -> None:

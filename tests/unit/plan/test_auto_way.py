@@ -126,7 +126,7 @@ def test_what_the_user_wants_comes_first(changed: Mapping[str, object], why: str
     assert why_not(planned(replace(SEALED, slower=(1.0,) * workers, options=options))) == why
 
 
-def test_drafts_keep_it_by_layers_and_are_asked_of_what_would_run() -> None:
+def test_a_draft_model_keeps_it_by_layers_and_is_asked_of_what_would_run() -> None:
     asked: list[tuple[bool, bool]] = []
 
     def drafts(plan: Plan, rounds: object) -> bool:
