@@ -5,15 +5,18 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from meshd.head.speculation import Drafting, Speculation, forecast
+from meshd.model.drafts import MOST_FREE
 from meshd.model.output import DevicePath
 from meshd.plan.auto_way import AutoWay, WhyByLayers
 from meshd.plan.choose_split import SplitChoice, advise, both_ways, choose_split, choose_way, plan_model
 from meshd.plan.machines import IN_DOUBT, Machines, NodeOffer
+from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.reasons import NotTogether, TogetherByChoice, brief
 from meshd.plan.split import Plan
 from meshd.plan.tensor_prediction import LOCAL_PATH
 from meshd.plan.two_ways import TwoWays, WayAdvice
-from meshd.plan.wishes import HeadOptions
+from meshd.plan.wishes import HeadOptions, MayDraft
 
 from tests.unit.plan.split_scene import GIB
 from tests.unit.plan.test_ways import (
@@ -64,6 +67,26 @@ def test_some_are_by_tensors() -> None:
         name for name, (scene, _) in SCENES.items() if planned(replace(scene, seals=True)).plan.by_tensors
     ]
     assert {"mini PCs, 8B, 10 GbE", "mini PCs, 70B, 2.5 GbE"} <= set(worth)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_where_it_is_by_tensors_text_that_repeats_is_faster_as_well(workers: int) -> None:
+    """Else drafts of repeated tokens, which both ways have, would be a reason against it."""
+    for name, (scene, _) in SCENES.items():
+        there = replace(scene, seals=True, slower=(1.0,) * workers)
+        found, by_layers = planned(there), planned(there, None)
+        if not found.plan.by_tensors:
+            continue
+        predictor = PlanPredictor(there.layers, there.work, there.machines, there.options)
+        rates = []
+        for plan in (found.plan, by_layers.plan):
+            plan = replace(plan, shape=replace(plan.shape, drafted=MOST_FREE))
+            drafting = Drafting(Speculation(MayDraft(free=True)))
+            outcome = predictor.predict(plan)
+            drafts = forecast(plan, predictor, outcome, drafting, there.layers.weight_bytes, 1.0)
+            assert drafts.free > 0
+            rates.append(drafts.repetitive_tok_s)
+        assert rates[0] > rates[1], name
 
 
 def test_the_choice_says_why() -> None:
