@@ -118,11 +118,8 @@ async def explain(
         a_round = round_account(spent_of(busy.span, made=busy.made), busy.made)
     machines = await _compared(facts, surveyor, roster)
     # in a thread: it plans several times, and tokens pass this loop meanwhile
-    advise_now = (
-        advise_together
-        if facts.plan.by_tensors
-        else partial(advise, drafts=may_draft, only_by_layers=configured or drafts.model > 0)
-    )
+    by_layers = partial(advise, drafts=may_draft, only_by_layers=configured or drafts.model > 0)
+    advise_now = advise_together if facts.plan.by_tensors else by_layers
     advice = await asyncio.to_thread(
         advise_now, facts.layers, facts.work, machines, facts.options, facts.plan
     )
