@@ -338,8 +338,9 @@ class MeasuredSpeed:
     def __init__(self) -> None:
         self._prompt = _Mean()
         self._generated = _Mean()
-        self.answers = 0
-        """Those of which the rate was counted."""
+        self._undrafted = _Mean()
+        self.undrafted_answers = 0
+        """Those in which nothing was drafted, and of which the rate was counted."""
 
     def answered(self, timings: AnswerTimings) -> None:
         """Count an answer that was made alone."""
@@ -347,7 +348,14 @@ class MeasuredSpeed:
             self._prompt.add(timings.prompt_tokens, timings.prompt_seconds)
         if timings.generated_tokens >= _LEAST_GENERATED:
             self._generated.add(timings.generated_tokens, timings.generated_seconds)
-            self.answers += 1
+            if not timings.drafted:
+                self._undrafted.add(timings.generated_tokens, timings.generated_seconds)
+                self.undrafted_answers += 1
+
+    @property
+    def undrafted_tok_s(self) -> float | None:
+        """Return the rate of answers in which nothing was drafted: predictions leave drafts out as well."""
+        return self._undrafted.rate
 
     @property
     def speeds(self) -> Speeds | None:

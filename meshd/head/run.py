@@ -231,17 +231,18 @@ class Run:
     def slower_than_layers(self) -> str:
         """Say that `auto` has chosen tensors to no avail; empty: not so, or not known.
 
-        Prompts do not count, as short ones take longer for each token than what was predicted.
+        Prompts do not count, as short ones take longer for each token than what was predicted; nor do answers
+        with drafts, which are in no prediction.
         """
         facts, speed = self.measures.facts, self.measures.speed
-        rate = speed.speeds.generate_tok_s if speed.speeds is not None else None
-        if facts is None or not self.is_by_choice or not rate or speed.answers < _SEVERAL_ANSWERS:
+        rate, answers = speed.undrafted_tok_s, speed.undrafted_answers
+        if facts is None or not self.is_by_choice or not rate or answers < _SEVERAL_ANSWERS:
             return ""
         chosen = next((why for why in facts.plan.reasons if isinstance(why, TogetherByChoice)), None)
         if chosen is None or (seconds := chosen.answer / rate) <= chosen.by_layers:
             return ""
         return (
-            f"by tensors {chosen.answer} tokens took {seconds:.1f} s, measured over {speed.answers} answers; "
+            f"by tensors {chosen.answer} tokens took {seconds:.1f} s, measured over {answers} answers; "
             f"by layers they and a prompt of {chosen.prompt} were predicted to take {chosen.by_layers:.1f} s"
         )
 

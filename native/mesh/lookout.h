@@ -68,7 +68,9 @@ public:
                 return false;
             }
         }
-        rest_next = REST;
+        if (!rests) {
+            rest_next = REST;
+        }
         return true;
     }
 

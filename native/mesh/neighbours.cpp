@@ -150,7 +150,8 @@ void neighbours::neighbour::look_for_next(std::chrono::microseconds most) {
             return true;
         }
         std::unique_lock<std::mutex> turn(reading_turn, std::try_to_lock);
-        return turn.owns_lock() && (!read_what_is_there(1) || coming.is_ready());
+        // asked again in the turn, in which nobody else puts: there is room for one where there is none
+        return turn.owns_lock() && (coming.is_ready() || !read_what_is_there(1) || coming.is_ready());
     });
 }
 

@@ -280,5 +280,11 @@ TEST(who_looks_for_a_while_does_so_however_the_process_waits) {
     CHECK(looks == 1); // what is there is found all the same
     CHECK(finds(1, 5 * LOOK));
     still_clock::time += lookout::REST;
+    taken = true;
+    CHECK(!finds(5, 5 * LOOK)); // again: the next rest is twice as long, whatever was found meanwhile
+    taken = false;
+    still_clock::time += lookout::REST;
+    CHECK(!finds(2, 5 * LOOK));
+    still_clock::time += lookout::REST;
     CHECK(finds(5, 5 * LOOK));
 }

@@ -33,6 +33,15 @@ def test_prompts_and_generated_tokens_count_by_themselves() -> None:
     assert speed.speeds == Speeds(50.0, 5.0), "a short prompt measures a start"
 
 
+def test_the_rate_without_drafts_is_that_of_answers_in_which_nothing_was_drafted() -> None:
+    speed = MeasuredSpeed()
+    speed.answered(AnswerTimings(0, 0.0, 20, 1.0, 8, 8))
+    assert (speed.undrafted_tok_s, speed.undrafted_answers) == (None, 0)
+    speed.answered(AnswerTimings(0, 0.0, 20, 4.0))
+    assert (speed.undrafted_tok_s, speed.undrafted_answers) == (5.0, 1)
+    assert speed.speeds == Speeds(None, 8.0)
+
+
 def test_longer_answers_count_more() -> None:
     speed = MeasuredSpeed()
     speed.answered(AnswerTimings(0, 0.0, 10, 10.0))
