@@ -25,10 +25,10 @@ Time = Annotated[float, As(float, lambda value: round(value, 3), float)]  # writ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainView:
-    """The remaining use of a node that begins nothing new."""
+    """What still uses a node that starts nothing new."""
 
-    models: int  # that use its memory until their heads have no answer running
-    requests: int  # to its API, before a restart
+    models: int  # models that use its memory until their running answers end
+    requests: int  # running requests to its API, before a restart
 
     @property
     def text(self) -> str:
@@ -36,7 +36,7 @@ class DrainView:
         if not self.models:
             return f"draining: {in_number(self.requests, 'request')} still under way"
         use = f"{in_number(self.models, 'model')} still {'use' if self.models > 1 else 'uses'} this node"
-        return f"draining: {use}, until the running answers end"
+        return f"draining: {use} until the running answers end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,7 +264,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 help="limit for copying from other machines, per second, such as 20MB or 100Mbit",
             )
             action_parser.add_argument(
-                "--background", action="store_true", help="leave it to the daemon, and return at once"
+                "--background",
+                action="store_true",
+                help="leave it to the daemon, and return once it has begun",
             )
         if action == "rm":
             action_parser.add_argument("--yes", action="store_true", help="remove it without asking")

@@ -20,7 +20,7 @@ def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullRep
     Raises UserError: also for a path, which nobody else knows.
     """
     if isinstance(given, Path):
-        hint = "give a name of the model, as `meshd model ls` shows it"
+        hint = "give the model's name, as `meshd model ls` shows it"
         raise UserError(f"`--background` takes the name of a model, not `{given}`", hint=hint)
     with Client(home) as client:
         reply = client.ask(PullRequest(name=given, rate=rate, background=True, download=True))

@@ -122,8 +122,8 @@ class ModelSettings:
             "layer",
             more="`meshd plan` shows the prediction. tensor is faster only for slow machines on one cable; "
             "where it cannot be, the split is by layers. auto chooses it where it is predicted to be clearly "
-            "faster, and nothing is drafted (between machines: with programs built with libcrypto); layers "
-            "never does. --tensor-split replaces auto and always, and has the shares of tensor.",
+            "faster, and no draft model is used (between machines: with programs built with libcrypto); "
+            "layers never does. --tensor-split replaces auto and always, and has the shares of tensor.",
         ),
     ] = "auto"
     layers: Annotated[

@@ -130,10 +130,10 @@ class StandbyStatus:
 
 @dataclass(frozen=True, slots=True)
 class DrainStatus:
-    """A load that ends because workers are paused, once its answers have ended."""
+    """Workers are paused: the model is reloaded without them once its answers have ended."""
 
     workers: tuple[str, ...]
-    answers: int  # that still run
+    answers: int  # answers that are still running
 
     @property
     def text(self) -> str:
@@ -177,7 +177,7 @@ class ModelStatus:
     fallback: str = ""  # the fallback file in use
     weights_fetched_bytes: int = 0  # fetched by workers before this load
     by_tensors: bool = False  # each device has its share of every layer, as large as so many `layers`
-    draining: DrainStatus | None = None  # it loses paused workers once its answers have ended
+    draining: DrainStatus | None = None  # it is reloaded without paused workers once its answers have ended
 
 
 @dataclass(frozen=True, slots=True)

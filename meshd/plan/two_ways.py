@@ -14,7 +14,7 @@ class WayAdvice(StrEnum):
     NO_GAIN = "`--split tensor` would gain too little"
     FAR = "`--split tensor` needs a cable: less than 1 ms between workers"
     UNMEASURED = "too little was measured to rely on it"
-    DRAFTS = "the drafts that a split by layers would have may gain as much"
+    DRAFTS = "the draft model or draft options that only a split by layers has may gain as much"
 
 
 AUTO_CHOOSES = "`auto` chooses it"

@@ -329,7 +329,7 @@ def test_a_worker_says_whom_it_serves(
         (None, "paused: it lends nothing until `meshd resume`"),
         (
             DrainView(models=1, requests=0),
-            "draining: 1 model still uses this node, until the running answers end",
+            "draining: 1 model still uses this node until the running answers end",
         ),
         (DrainView(models=0, requests=2), "draining: 2 requests still under way"),
     ],

@@ -118,7 +118,7 @@ def test_a_warning_is_told_once_however_its_numbers_count() -> None:
         ),
         (
             replace(WORKER, node=replace(WORKER.node, paused=True, draining=DrainView(models=2, requests=0))),
-            Step("draining: 2 models still use this node, until the running answers end"),
+            Step("draining: 2 models still use this node until the running answers end"),
         ),
         (
             replace(
