@@ -43,6 +43,7 @@ from meshd.admin.plan_api import (
     PlanReply,
     PlanView,
     ShortModelFit,
+    WaysView,
     WhyReply,
 )
 from meshd.admin.request import Json, to_fields
@@ -431,6 +432,12 @@ def _of_plans() -> dict[str, object]:
                 ),
             ),
             left_out=(LeftOutView(node="attic", why="it is away"),),
+            ways=WaysView(
+                layers_tok_s=21.5,
+                tensors_tok_s=14.2,
+                text="by layers 21.5, by tensors over `desk` and `garage` 14.2 tok/s: "
+                "`--split tensor` would be slower",
+            ),
         ),
         "why": WhyReply(
             model="Qwen3-4B-Q4_K_M",
@@ -458,6 +465,7 @@ def _of_plans() -> dict[str, object]:
                 generate_tok_s_then=22.4,
                 measured=True,
             ),
+            ways=WaysView(layers_tok_s=20.0, tensors_tok_s=None, text="not by tensors: `garage` is far away"),
         ),
     }
 

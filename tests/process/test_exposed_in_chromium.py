@@ -60,13 +60,13 @@ def test_a_service_is_exposed_to_chosen_machines_after_a_question() -> None:
             asked = dialog.inner_text()
             assert line in asked and "connect to nas.lan:22 through this machine" in asked
             assert "garage (rpbcgn66vn), attic (k2hq7xw4me)" in asked
-            assert "replaces what has that name now: 127.0.0.1:22, for garage (rpbcgn66vn)." in asked
+            assert "that has that name now: 127.0.0.1:22, exposed to garage (rpbcgn66vn)." in asked
             shown.keep("expose-asked")
             dialog.get_by_role("button", name="Cancel").click()
             assert node.fields_of("expose") == []
             node.results["expose"] = replace(EXPOSED, target="nas.lan:22")
             do(page, ("Expose it", "Expose it"))
-            done = page.get_by_role("status").filter(has_text="ssh (nas.lan:22) is exposed for garage")
+            done = page.get_by_role("status").filter(has_text="ssh (nas.lan:22) is exposed to garage")
             done.filter(has_text="nas.lan:22 is not a loopback address").wait_for()
             assert node.fields_of("expose") == [
                 {"name": "ssh", "target": "nas.lan:22", "to": [GARAGE, ATTIC]}
@@ -122,7 +122,7 @@ def test_a_hostile_service_or_node_is_text_and_offers_no_command(name: str, size
             panel.get_by_role("listitem").first.wait_for()
             fill_service(page, name, name, "rpbcgn66vn")
             do(page, ("Expose it", "Expose it"))
-            panel.get_by_role("status").filter(has_text="is exposed for").wait_for()
+            panel.get_by_role("status").filter(has_text="is exposed to").wait_for()
             do(page, ("Stop exposing it", "Stop exposing it"))
             panel.get_by_role("status").filter(has_text="is no longer exposed").wait_for()
             assert page.locator("main img, main script").count() == 0

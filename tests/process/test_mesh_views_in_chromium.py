@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 from meshd.admin.api import MemberModelsReply
+from meshd.admin.plan_api import PlanReply, WhyReply
 from meshd.admin.status import DrainView
 from meshd.gateway.interface import KeyStatus
 from meshd.gateway.pages import MESH_FOLDER, mesh_page
@@ -90,7 +91,7 @@ def fill_all(page: "Page", view: str) -> None:
         "network": (
             "nat_symmetric",
             "127.0.0.1:2222",
-            "127.0.0.1:22 · for garage (rpbcgn66vn) · 2 connections",
+            "127.0.0.1:22 · to garage (rpbcgn66vn) · 2 connections",
         ),
         "invite": ("paste the invite", "shed", "d7300f57d2c2ba28"),
         "agents": ("ANTHROPIC_MODEL", "OPENAI_API_BASE_URL"),
@@ -140,7 +141,7 @@ CASES: tuple[Case, ...] = (
         _COPIED,
         "mesh:GLM-4.7-Flash-Q4_K_M is being copied",
     ),
-    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. What has arrived is kept"),
+    ("models", ("Copy it here", "Stop"), "pull_stop", {"id": 5}, "Stopped. The next try continues"),
     (
         "models",
         ("Remove", "Remove"),
@@ -293,7 +294,7 @@ def test_mistakes_in_a_form_are_told_before_the_node_is_asked() -> None:
         with tab(browser) as shown:
             page = opened(shown, node, "plan")
             press(page, "Plan it")
-            page.get_by_role("alert").filter(has_text="Name a model first").wait_for()
+            page.get_by_role("alert").filter(has_text="Enter the name of a model first").wait_for()
             page.get_by_role("combobox", name="Model").fill("x")
             page.get_by_role("textbox", name="Context of a request").fill("lots")
             press(page, "Plan it")
@@ -367,9 +368,9 @@ def test_what_drains_says_what_it_waits_for() -> None:
                 page.get_by_role(kind, name="garage").filter(has_text="draining").first.wait_for()
                 if view == "machines":
                     page.get_by_text("Draining: 2 answers still run, then the model is loaded").wait_for()
-                    page.get_by_text("1 model still uses this node, until").first.wait_for()
+                    page.get_by_text("1 model still uses this node until").first.wait_for()
                 if view == "invite":
-                    page.get_by_text("It is draining: 1 model still uses it").wait_for()
+                    page.get_by_text("draining: 1 model still uses it until its running answers").wait_for()
                     assert page.get_by_role("button", name="Resume", exact=True).is_visible()
                 shown.keep(f"draining-{view}")
                 assert serious_faults(page) == [] and shown.errors == [], view
@@ -425,11 +426,11 @@ def test_a_model_is_got_by_any_name_and_its_progress_shown() -> None:
         with tab(browser) as shown:
             page = opened(shown, node, "models")
             press(page, "Get it")
-            page.get_by_role("alert").filter(has_text="Name a model first").wait_for()
+            page.get_by_role("alert").filter(has_text="Enter the name of a model first").wait_for()
             page.get_by_role("textbox", name="Name of the model").fill(f" {name} ")
             page.get_by_text(f"meshd model pull --background {name}", exact=True).wait_for()
             press(page, "Get it")
-            page.get_by_text(f"{name} is being looked for").wait_for()
+            page.get_by_text(f"Looking for {name}: the list above").wait_for()
             assert node.fields_of("pull") == [{"name": name, "background": True, "download": True}]
             card = page.get_by_role("listitem").filter(has_text=name)
             card.get_by_role("progressbar", name=name).wait_for()
@@ -461,7 +462,7 @@ def test_what_fits_is_got_by_its_button() -> None:
             row = page.get_by_role("row").filter(has_text="qwen3-4b")
             row.get_by_text("meshd model pull --background qwen3-4b").wait_for()
             row.get_by_role("button", name="Get it", exact=True).click()
-            page.get_by_text("qwen3-4b is being looked for").wait_for()
+            page.get_by_text("Looking for qwen3-4b: the list above").wait_for()
             assert node.fields_of("pull") == [{"name": "qwen3-4b", "background": True, "download": True}]
             assert page.get_by_role("row").filter(has_text="gpt-oss-120b").get_by_role("button").count() == 0
 
@@ -475,7 +476,7 @@ def test_a_plan_takes_the_options_of_the_command_beside_it() -> None:
         "Layers of each node": ("layers", "garage=0-9"),
         "Share of each device": ("tensor_split", "3,1"),
         "Devices of this node": ("device", "none"),
-        "Memory to assume": ("memory", "garage=8G"),
+        "Memory limit to assume": ("memory", "garage=8G"),
         "Draft model": ("draft_model", "qwen3-0.6b"),
     }
 
@@ -496,6 +497,63 @@ def test_a_plan_takes_the_options_of_the_command_beside_it() -> None:
             assert node.fields_of("plan") == [{"model": "x", **dict(options.values())}]
 
     look(see)
+
+
+def test_a_plan_and_the_times_compare_layers_with_tensors() -> None:
+    """As `meshd plan` and `meshd why` do: also while the split is by layers, but not without a comparison."""
+    plan, why = ("14.2 tok/s: --split tensor would be slower", "not by tensors: garage is far away")
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for shows in (1, 0):
+            with tab(browser) as shown:
+                page = opened(shown, node, "plan")
+                page.get_by_role("combobox", name="Model").fill("x")
+                press(page, "Plan it")
+                page.get_by_text("✓ chosen").wait_for()
+                press(page, "Show it")
+                page.get_by_text("connect garage by cable").first.wait_for()
+                asked = page.get_by_role("region", name="Predict how fast")
+                times = page.get_by_role("region", name="Where the time goes")
+                assert [asked.get_by_text(plan).count(), times.get_by_text(why).count()] == [shows] * 2
+                assert page.get_by_text("by tensors").count() == 2 * shows and shown.errors == []
+            planned, explained = node.results["plan"], node.results["why"]
+            assert isinstance(planned, PlanReply) and isinstance(explained, WhyReply)
+            node.results["plan"] = replace(planned, ways=None)
+            node.results["why"] = replace(explained, ways=None)
+
+    look(see)
+
+
+@pytest.mark.parametrize("name", ["a\x1bb", "a\u202eb", "a\ufffdb"])
+def test_a_name_that_no_terminal_should_get_has_a_note_in_place_of_a_command(name: str) -> None:
+    fields: tuple[tuple[str, Literal["textbox", "combobox"], str], ...] = (
+        ("models", "textbox", "Name of the model"),
+        ("plan", "combobox", "Model"),
+        ("network", "textbox", "Name of the service"),
+        ("invite", "textbox", "Reply code"),
+        ("invite", "textbox", "Name of the device"),
+    )
+
+    def see(node: FakeNode, browser: "Browser") -> None:
+        for view, role, label in fields:
+            with tab(browser) as shown:
+                page = opened(shown, node, view)
+                filled = page.get_by_role(role, name=label)
+                filled.fill(name)
+                form = page.locator("form").filter(has=filled)
+                form.get_by_text("characters that are unsafe in a terminal").wait_for()
+                assert form.locator(".command").count() == 0 and shown.errors == [], label
+        with tab(browser) as shown:
+            card = opened(shown, node, "models").get_by_role("listitem").filter(has_text="Verify the whole")
+            card.wait_for()
+            assert card.get_by_text("unsafe in a terminal").count() == 2, "to verify, and to remove"
+            assert card.locator(".command").count() == 0
+
+    node = FakeNode(state(_STATUS))
+    answer = node.results["models"]
+    assert isinstance(answer, Mapping)
+    node.results["models"] = {"models": [{**answer["models"][0], "name": name}]}
+    look(see, node)
 
 
 def test_what_could_not_be_listed_is_said() -> None:

@@ -132,7 +132,9 @@ def test_the_time_of_an_invite_is_what_was_chosen() -> None:
     assert made == for_seconds
 
 
-@pytest.mark.parametrize("word", ["a\nb", "\x1b[201~", "\x7f", "\x9b", "a\u202eb", "\u2066", "\u200f"])
+@pytest.mark.parametrize(
+    "word", ["a\nb", "\x1b[201~", "\x7f", "\x9b", "a\u202eb", "\u2066", "\u200f", "a\ufffdb"]
+)
 def test_control_characters_are_not_offered_for_copying(word: str) -> None:
     exposed = {"name": "ssh", "target": "nas:22", "to": ["garage"]}
     asked = [

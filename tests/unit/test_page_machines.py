@@ -148,7 +148,7 @@ def test_this_node_says_what_matters_most() -> None:
     fetching["node"]["paused"] = True
     assert ask("node", fetching)[:2] == ["paused", "paused"]
     for models, requests, said in (
-        (1, 0, "1 model still uses this node, until the running answers end."),
+        (1, 0, "1 model still uses this node until the running answers end."),
         (0, 2, "2 requests still under way."),
     ):
         fetching["node"]["draining"] = {"models": models, "requests": requests}

@@ -1,7 +1,7 @@
 // The command line that an action equals: it is shown beside the action, and can be copied into a terminal.
 import type { Fields } from './actions.ts';
 
-const CONTROL = /[\p{Cc}\p{Bidi_Control}]/u;
+const UNSAFE = /[\p{Cc}\p{Bidi_Control}\uFFFD]/u;
 const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
 
 /** Quote a word for a POSIX shell (2.2.2: within single quotes, every character is itself). */
@@ -114,12 +114,13 @@ const COMMANDS: Record<string, (fields: Fields) => string[]> = {
 /**
  * The command line of an action, quoted for a shell. Empty if no command does the same, and where a word has
  * control characters: pasted, these would be keys to a terminal, whatever quotes are around them, or show
- * another command than they run.
+ * another command than they run. Nor is there one with U+FFFD, which stands for bytes that are not text: it
+ * would name something else.
  */
 export function commandLine(name: string, fields: Fields = {}): string {
 	const command = hasCommand(name) ? COMMANDS[name] : undefined;
 	const line = command ? ['meshd', ...command(fields)] : [];
-	return line.some((word) => CONTROL.test(word)) ? '' : line.map(quote).join(' ');
+	return line.some((word) => UNSAFE.test(word)) ? '' : line.map(quote).join(' ');
 }
 
 /** Whether a command does the same, if its words can be shown. */

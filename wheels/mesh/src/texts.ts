@@ -68,7 +68,7 @@ export const texts = {
 		draining: 'draining',
 		drainingHere: (models: number, requests: number) =>
 			models
-				? `${models} model${models === 1 ? ' still uses' : 's still use'} this node, until the running answers end.`
+				? `${models} model${models === 1 ? ' still uses' : 's still use'} this node until the running answers end.`
 				: `${requests} request${requests === 1 ? '' : 's'} still under way.`,
 		pausedHere: 'This node lends nothing until you run `meshd resume`.',
 		fetching: 'fetching a model',

@@ -33,16 +33,16 @@ export const viewTexts = {
 		getTitle: 'Get a model',
 		getName: 'Name of the model',
 		getHelp:
-			'a short name, `hf:ORG/REPO:QUANT` or `mesh:NAME`; the other machines are asked first, and what Hugging Face has is compared with its hashes',
-		getEmpty: 'Name a model first.',
+			'a short name, `hf:ORG/REPO:QUANT` or `mesh:NAME`; other machines are asked first, and copies of Hugging Face’s models are compared with its hashes',
+		getEmpty: 'Enter the name of a model first.',
 		get: 'Get it',
-		getBegun: (name: string) => `${name} is being looked for; its progress is shown in the list above`,
+		getBegun: (name: string) => `Looking for ${name}: the list above shows the progress`,
 		pullBegun: (name: string) => `${name} is being copied`,
 		pullWas: (name: string) => `${name} is on this machine already`,
 		pullDone: (name: string) => `${name} is on this machine now`,
 		stop: 'Stop',
 		stopping: 'Stopping…',
-		stopped: 'Stopped. What has arrived is kept; the next try continues from there.',
+		stopped: 'Stopped. The next try continues from what has arrived; a file of more than 50 GB starts again.',
 		stopCommand: 'same as Ctrl-C in the terminal that started it',
 		steps: {
 			asking: 'asking the other machines',
@@ -96,17 +96,17 @@ export const viewTexts = {
 		streamsHelp: 'empty: up to 4',
 		more: 'More options',
 		options: {
-			workers: { label: 'Only these workers', help: 'names, with commas: `garage,attic`; empty: all' },
-			layers: { label: 'Layers of each node', help: '`garage=0-19,desk=20-35`: until every layer has a node' },
-			tensor_split: { label: 'Share of each device', help: '`3,1`: the workers by name, then this node’s GPUs' },
+			workers: { label: 'Only these workers', help: 'names, separated by commas: `garage,attic`; empty: all' },
+			layers: { label: 'Layers of each node', help: '`garage=0-19,desk=20-35`; together, the ranges must cover every layer' },
+			tensor_split: { label: 'Share of each device', help: '`3,1`: first the workers’ devices, ordered by name, then this node’s' },
 			device: { label: 'Devices of this node', help: '`none` leaves all layers to the workers' },
-			memory: { label: 'Memory to assume', help: '`8G` of each device, or `garage=8G`' },
+			memory: { label: 'Memory limit to assume', help: '`8G`: at most 8 GiB per device; `garage=8G`: only on garage' },
 			draft_model: { label: 'Draft model', help: 'a small model with the same vocabulary' }
 		} as Record<string, { label: string; help: string }>,
 		submit: 'Plan it',
 		doing: 'Asking the nodes; measuring takes up to a minute…',
 		done: (model: string, rate: string) => `${model} would generate ${rate} tokens per second`,
-		noModel: 'Name a model first.',
+		noModel: 'Enter the name of a model first.',
 		badContext: 'The context must be a number of tokens, or `max`.',
 		badStreams: 'Requests at once must be a number from 1 to 64.',
 		chosen: 'chosen',
@@ -240,13 +240,13 @@ export const viewTexts = {
 
 	exposed: {
 		title: 'Services that this machine exposes',
-		text: 'The machines you choose can connect, through this one, to a TCP service of this machine or its network. A service that trusts programs of this machine then trusts those machines, too. This lasts, also across restarts, until you remove it.',
+		text: 'The machines you choose can connect, through this one, to a TCP service of this machine or its network. A service that trusts programs of this machine then trusts those machines, too. This lasts, also across restarts, until you stop exposing it.',
 		look: 'Refresh',
 		looking: 'Refreshing…',
 		found: (count: number) => `${count} ${count === 1 ? 'service' : 'services'} exposed`,
 		none: 'This node exposes nothing.',
-		to: (names: string) => `for ${names}`,
-		toNobody: 'for nobody yet',
+		to: (names: string) => `to ${names}`,
+		toNobody: 'to nobody yet',
 		there: 'To use it there:',
 		remove: 'Stop exposing it',
 		removing: 'Stopping…',
@@ -267,9 +267,9 @@ export const viewTexts = {
 		noNodes: 'Choose at least one machine.',
 		ask: (name: string) => `Expose ${name}?`,
 		askText: (target: string, names: string) => `From now on, ${names} can connect to ${target} through this machine. No other node can.`,
-		askReplaces: (target: string, to: string) => `This replaces what has that name now: ${target}, ${to}.`,
+		askReplaces: (target: string, to: string) => `This replaces the service that has that name now: ${target}, exposed ${to}.`,
 		done: (name: string, target: string, to: string) => `${name} (${target}) is exposed ${to}.`,
-		elsewhere: (target: string) => `${target} is not a loopback address: those nodes reach it through this one.`
+		elsewhere: (target: string) => `${target} is not a loopback address: those machines reach it through this one.`
 	},
 
 	browser: {
@@ -375,7 +375,7 @@ export const viewTexts = {
 		drain: 'Drain',
 		draining: 'Draining…',
 		drainingNow: (models: number) =>
-			`It is draining: ${models} model${models === 1 ? ' still uses' : 's still use'} it, until the running answers end. Nothing new is lent until you resume.`,
+			`It is draining: ${models} model${models === 1 ? ' still uses it until its' : 's still use it until their'} running answers end. Nothing new is lent until you resume.`,
 		drainAsk: 'Lend nothing once running requests have finished?',
 		drainText: 'Models that use this machine are reloaded without it once their running requests have finished.',
 		drained: 'Draining: nothing new is lent until you resume',
