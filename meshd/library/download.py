@@ -309,15 +309,13 @@ def _locked(place: Path, what: str, report: ReportProgress) -> Iterator[None]:
     """Hold the lock of this file, which the hub library's downloads take as well."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("ab") as file:
-        reported = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not reported:
-                    report(TransferProgress(f"another program is downloading {what}; waiting for it"))
-                    reported = True
+                # Each time: whoever reports may stop this.
+                report(TransferProgress(f"another program is downloading {what}; waiting for it"))
                 time.sleep(_LOOK_SECONDS)
         yield
 
@@ -330,6 +328,7 @@ def _explained(cache: Path) -> Iterator[None]:
         raise cannot_write(cache, error, space_hint=_SPACE_HINT, variable="HF_HUB_CACHE") from None
 
 
+@closed_afterwards()
 def fetch_headers(name: HubName, folder: Path, report: ReportProgress) -> list[Path]:
     """Return files in `folder` that have the headers and the full lengths, with holes for the rest.
 

@@ -10,6 +10,7 @@ import io
 import logging
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,13 +56,37 @@ class HubListing:
     files: tuple[HubFile, ...]
 
 
+class _Users:
+    """The blocks that use the library's client now. It has one per process, for all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def enter(self) -> None:
+        """Count one more."""
+        with self._lock:
+            self._count += 1
+
+    def leave(self) -> None:
+        """Count one less; the last one closes the client."""
+        with self._lock:  # else the next one could get the client that is being closed
+            self._count -= 1
+            if not self._count:
+                close_session()
+
+
+_users = _Users()
+
+
 @contextmanager
 def closed_afterwards() -> Iterator[None]:
-    """Close the library's pooled connections on leaving the block: a daemon runs for months."""
+    """Close the library's pooled connections once the last such block is left: a daemon runs for months."""
+    _users.enter()
     try:
         yield
     finally:
-        close_session()
+        _users.leave()
 
 
 def list_repository(repository: str, report: ReportProgress) -> HubListing:

@@ -9,6 +9,8 @@ import shutil
 import socket
 import threading
 from collections import namedtuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -18,9 +20,9 @@ from meshd.base.errors import UserError
 from meshd.base.units import in_bytes
 from meshd.library import download as downloads
 from meshd.library import hub_cache, hub_client
-from meshd.library.download import chosen_model, download
+from meshd.library.download import chosen_model, download, fetch_headers
 from meshd.library.hub_client import HubFile, HubListing
-from meshd.library.interface import TransferProgress
+from meshd.library.interface import ReportProgress, TransferProgress
 from meshd.model.model_name import HubName
 from meshd.model.short_names import SHORT_NAMES
 
@@ -338,6 +340,91 @@ def test_two_downloads_of_one_file_take_turns(hub: Hub, cache: Path) -> None:
         assert not hub.headers_of("/bytes/")
     other.join(20)
     assert leftovers(cache) == [hashlib.sha256(LARGE).hexdigest()]
+
+
+def test_a_download_that_waits_for_another_can_be_stopped(hub: Hub, cache: Path) -> None:
+    """It reports again and again, and whoever reports may end it."""
+    has(hub, a=LARGE)
+    told: list[TransferProgress] = []
+
+    def stop(progress: TransferProgress) -> None:
+        told.append(progress)
+        if sum("waiting" in one.activity for one in told) == 3:
+            raise Killed
+
+    place = cache / ".locks" / "models--me--Tiny-GGUF" / f"{hashlib.sha256(LARGE).hexdigest()}.lock"
+    place.parent.mkdir(parents=True)
+    freed = threading.Timer(10.0, lambda: fcntl.flock(held, fcntl.LOCK_UN))
+    with place.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        freed.start()
+        try:
+            with pytest.raises(Killed):
+                download(NAME, cache, stop)
+        finally:
+            freed.cancel()
+            freed.join()
+    assert not hub.headers_of("/bytes/")
+
+
+def _mistyped(cache: Path) -> None:
+    with pytest.raises(UserError, match="there is no repository `me/Mistyped`"):
+        download(HubName("me", "Mistyped", ""), cache, lambda _: None)
+
+
+def _stopped(cache: Path) -> None:
+    def stop(progress: TransferProgress) -> None:
+        if progress.done:
+            raise Killed
+
+    with pytest.raises(Killed):
+        download(HubName("me", "Other-GGUF", ""), cache, stop)
+
+
+def _header(cache: Path) -> None:
+    assert fetch_headers(HubName("me", "Other-GGUF", ""), cache.parent, lambda _: None)
+
+
+@pytest.mark.parametrize("other", [_mistyped, _stopped, _header])
+def test_one_that_ends_does_not_end_others_of_the_process(
+    hub: Hub, cache: Path, other: Callable[[Path], None]
+) -> None:
+    """The library has one client for all threads."""
+    has(hub, a=LARGE)
+    hub.repositories["me/Other-GGUF"] = {"other.gguf": tiny()}
+    hub.pause, hub.mark = 0.1, 1
+    with ThreadPoolExecutor(1) as threads:
+        going = threads.submit(download, NAME, cache, lambda _: None)
+        try:
+            assert hub.reached.wait(20)
+            other(cache)
+            assert not going.done()
+        finally:
+            hub.pause = 0.0
+        [path] = going.result(20)[1]
+    assert path.read_bytes() == LARGE
+    ranges = [headers["Range"] for headers in hub.headers_of("/bytes/me/Tiny") if "Range" in headers]
+    assert ranges == [], "its connection stayed open"
+
+
+@pytest.mark.parametrize("use", [download, fetch_headers, downloads.check_download])
+def test_the_last_one_closes_the_connections(
+    hub: Hub,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[HubName, Path, ReportProgress], object],
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(hub_client, "close_session", lambda: closed.append(len(hub.asked)))
+    has(hub, a=tiny())
+
+    def report(_progress: TransferProgress) -> None:
+        if not hub.headers_of("/api/models/me/Mistyped"):
+            _mistyped(cache)
+            assert closed == []
+
+    use(NAME, cache.parent, report)
+    assert closed == [len(hub.asked)]
 
 
 def test_the_branch_is_remembered(hub: Hub, cache: Path) -> None:
