@@ -34,7 +34,8 @@ class Hub:
     surplus: int = 0  # bytes too many at the end of each transfer
     no_ranges: bool = False
     pause: float = 0.0  # seconds before each chunk
-    status: int = 0  # answer everything with it
+    status: int = 0  # answer everything but bytes with it
+    bytes_status: int = 0  # answer requests for bytes with it
     api_body: bytes | None = None  # instead of the list
     asked: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
     sent: int = 0  # bytes of files
@@ -74,7 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         with hub.lock:
             hub.asked.append((self.command, path, dict(self.headers.items())))
-        if path.startswith("/bytes/"):
+        if path.startswith("/bytes/") and hub.bytes_status:
+            self._reply(hub.bytes_status, b"{}")
+        elif path.startswith("/bytes/"):
             self._bytes(path)
         elif hub.status:
             self._reply(hub.status, b"{}")

@@ -410,9 +410,9 @@ class PullRequest(Request[PullReply], name="pull"):
     """Take the model `name` from members, at most `rate` bytes a second (0: no limit).
 
     `header_only`: of it only what a head without layers needs; `for_plan`: only the headers of its files,
-    which the requester removes. `download`: as `meshd model pull` does: where no member has it, from where it
-    is published, and compared with the published hash. It runs for as long as somebody asks how far
-    it is, every few seconds; with `background` it runs to its end.
+    which the requester removes. `download`: the whole model, as `meshd model pull` does: where no member
+    gives it, from where it is published, with no limit of the rate, and compared with the published hash. It
+    runs for as long as somebody asks how far it is, every few seconds; with `background` it runs to its end.
     """
 
     name: str

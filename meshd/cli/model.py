@@ -261,7 +261,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action_parser.add_argument(
                 "--rate",
                 metavar="RATE",
-                help="limit for copying from other machines, per second, such as 20MB or 100Mbit",
+                help="limit for copying from other machines, per second, such as 20MB or 100Mbit; "
+                "a download has none",
             )
             action_parser.add_argument(
                 "--background",

@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.5
 
 
 def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullReply:
-    """Have the daemon copy or download it unwatched; return its first reply that says how large it is.
+    """Have the daemon copy or download it unwatched; return its first reply that says what is fetched.
 
     Raises UserError: also for a path, which nobody else knows.
     """
@@ -28,6 +28,8 @@ def begin_pull(given: Path | str, home: Path, rate: int, out: Output) -> PullRep
             _show_pull(reply, set(), out)
             time.sleep(_POLL_SECONDS)
             reply = client.ask(PullProgressRequest(id=reply.id))
+    if reply.note:
+        out.note(reply.note)
     if reply.error:
         raise UserError(reply.error, hint=reply.hint)
     return reply

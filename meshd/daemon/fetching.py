@@ -25,10 +25,10 @@ from meshd.daemon.own_thread import in_own_thread
 from meshd.daemon.role_kind import FetchingRole, Wanted
 from meshd.devices.interface import RoleStatus
 from meshd.gateway.interface import Models, ModelWish, NamedModel, Readiness, Upstream
-from meshd.library.interface import NotHere, TransferProgress
+from meshd.library.interface import ASKING_SECONDS, NotHere, TransferProgress
 from meshd.model.gguf_names import GGUF_SUFFIX, HEADER_SUFFIX
 from meshd.model.model_name import DEMO, MESH
-from meshd.model.short_names import hub_name_of
+from meshd.model.short_names import hub_name_of, is_published
 from meshd.model.status import FetchSource, FetchStatus, ModelState, ModelStatus
 from meshd.peer.interface import Mesh, PeerState
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 FOUND_SECONDS = 30.0  # for members that have a model `mesh:NAME` to be connected
 OR_ELSEWHERE_SECONDS = 10.0  # the same where it may be downloaded instead, or its name be mistyped
-_ASKING_SECONDS = 600.0  # for members to read theirs, where it may be downloaded instead
 _LOOK_SECONDS = 0.5
 _LOG_SECONDS = 60.0  # between two lines of the log about a tenth that takes long
 _TENTHS = 10
@@ -117,7 +116,7 @@ class Fetching:
                 if (kept := await self._kept(name, paths)) is not None:
                     return kept
             # members that cannot give it, or lie, keep nobody from what Hugging Face has
-            elif not _is_elsewhere(name) and (reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH)):
+            elif not is_published(name) and (reply.code != NO_MEMBER_HAS_IT or name.startswith(MESH)):
                 raise UserError(reply.error, hint=reply.hint)
             if nobody := reply.error:
                 self._tell(name, nobody)
@@ -150,7 +149,7 @@ class Fetching:
             asked = {peer.peer for peer in self._mesh.peers() if _is_there(peer.state, present=peer.present)}
             reply = self._exchange.start(request, is_own=True)
             try:
-                async with asyncio.timeout(_ASKING_SECONDS if _is_elsewhere(wanted.name) else None) as limit:
+                async with asyncio.timeout(ASKING_SECONDS if is_published(wanted.name) else None) as limit:
                     while reply.step not in ("done", "failed"):
                         if reply.step != "asking":
                             limit.reschedule(None)
@@ -222,11 +221,6 @@ class Fetching:
         if key != self._logged or at - self._logged_at >= _LOG_SECONDS:
             self._logged, self._logged_at = key, at
             self._tell(now.name, now.text)
-
-
-def _is_elsewhere(name: str) -> bool:
-    """Say whether this may be had without members: Hugging Face has it, or it is the demo's."""
-    return hub_name_of(name) is not None or name.lower().removesuffix(GGUF_SUFFIX) == DEMO
 
 
 def _is_there(state: PeerState, *, present: bool) -> bool:

@@ -275,7 +275,7 @@ class ModelExchange:
         """Start a pull, or watch a running one of the same name, unless it is for a plan.
 
         `is_own`: the node needs the model itself, so no verb ends the pull or keeps it from beginning.
-        Raises UserError if the text names no model, or if too many pulls run.
+        Raises UserError if the text names no model, if options exclude each other, or if too many pulls run.
         """
         # The name.
         try:
@@ -372,7 +372,13 @@ def _in_use(config: Config) -> FilesInUseReply:
 
 
 def _kind_of_pull(request: PullRequest) -> type[ModelPull]:
+    """Return the class of the requested pull. Raises UserError for options that exclude each other."""
     if request.download:
+        if request.for_plan or request.header_only:
+            raise UserError(
+                "`download` is for whole models: `for_plan` and `header_only` exclude it",
+                hint="leave out `download`, or the other two",
+            )
         from meshd.daemon.whole_pull import WholePull  # and stores, which no other pull needs
 
         return WholePull

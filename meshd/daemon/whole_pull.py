@@ -4,22 +4,35 @@ What members have is compared with the hash that Hugging Face publishes, if the 
 downloaded always is. Both are the functions that the verb calls.
 """
 
+import asyncio
+
 from meshd.base import log
-from meshd.base.errors import UserError
+from meshd.base.errors import LocalProtocolError, MeshdError, UserError
 from meshd.base.tasks import in_thread
+from meshd.base.units import in_bytes
 from meshd.daemon.own_thread import in_own_thread
-from meshd.library.interface import NotHere, ReportProgress, StoredModel, TransferProgress
+from meshd.library.disk import DiskFault
+from meshd.library.interface import ASKING_SECONDS, NotHere, ReportProgress, StoredModel, TransferProgress
+from meshd.library.members.fetch import Fetch
+from meshd.library.members.offers import MemberOffer
 from meshd.library.members.pull import ModelPull, NobodyHasIt, PullStep
 from meshd.library.pulled_models import keep_pulled
 from meshd.library.resolve import Resolver
 from meshd.library.stores import Stores
 from meshd.model.model_name import MeshName, check_no_file
+from meshd.model.short_names import is_published
+from meshd.model.weights_index import PieceIndex
 
 LOG = log.get("library")
 
 
 class WholePull(ModelPull):
-    """Get the model `name`: `run` it once. What has arrived stays when it is stopped."""
+    """Get the model `name`: `run` it once. What has arrived stays when it is stopped.
+
+    The rate limits what members give; a download has no limit.
+    """
+
+    _asking: asyncio.Timeout
 
     async def run(self) -> None:
         """Find the model here, else pull it from members, else download it. Raises MeshdError."""
@@ -32,8 +45,7 @@ class WholePull(ModelPull):
         if (kept := await self._from_members()) is not None:
             self._found(kept)
             return
-        self.state.source, self.state.holders = "download", {}
-        self._begin(PullStep.ASKING)
+        self._begin_download()
         self._found(await in_own_thread(self._download, self._show_download))
 
     def _local(self) -> StoredModel | None:
@@ -47,16 +59,47 @@ class WholePull(ModelPull):
         return found if found.complete else None
 
     async def _from_members(self) -> StoredModel | None:
-        """Return the model in its final place; None if members lack it, or have another by that name."""
+        """Return the model in its final place; None if it is to be downloaded.
+
+        Members that cannot give it, or lie, keep nobody from what is published elsewhere.
+        """
+        name = str(self._name)
+        may_wait = ASKING_SECONDS if is_published(name) else None
         try:
-            await super().run()
-        except NobodyHasIt:
+            async with asyncio.timeout(may_wait) as self._asking:
+                await super().run()
+        except TimeoutError:
+            if not self._asking.expired():
+                raise
+            self._note(f"no member gives `{name}` soon")
+            return None
+        except (LocalProtocolError, DiskFault):
+            raise
+        except NobodyHasIt as error:
             if isinstance(self._name, MeshName):
                 raise
+            if self._excluded:  # somebody gave something else
+                self._note(error.what)
+            return None
+        except MeshdError as error:
+            if not is_published(name):
+                raise
+            self._note(error.what)
             return None
         # It is not done yet: nobody has yielded since the members' part was.
         self._begin(PullStep.CHECKING)
         return await in_own_thread(self._kept, self._show_check)
+
+    async def _find(self, failed: UserError | None) -> list[MemberOffer]:
+        """Find members, which may take a while to read their files."""
+        if is_published(str(self._name)):
+            self._asking.reschedule(asyncio.get_running_loop().time() + ASKING_SECONDS)
+        return await super()._find(failed)
+
+    async def _fetch(self, fetch: Fetch, index: PieceIndex, offer: MemberOffer) -> bool:
+        """Take what members give, for as long as they do."""
+        self._asking.reschedule(None)
+        return await super()._fetch(fetch, index, offer)
 
     def _kept(self, report: ReportProgress) -> StoredModel | None:
         """Put what came from members where it belongs. Raises UserError. Blocks."""
@@ -70,9 +113,19 @@ class WholePull(ModelPull):
         return Resolver(self._stores, report).get(str(self._name))
 
     def _note(self, text: str) -> None:
-        """Keep what the user should know of it besides."""
-        self.state.note = text
+        """Add what the user should know of it besides."""
+        self.state.note = f"{self.state.note}; {text}" if self.state.note else text
         LOG.info("model_fetching", model=str(self._name), what=text)
+
+    def _begin_download(self) -> None:
+        """Forget what members had: the download is another file."""
+        state = self.state
+        state.source, state.holders, state.paths, state.fingerprint = "download", {}, (), ""
+        if state.name:  # one that exists
+            state.name = str(self._name)
+        if self._rate and is_published(str(self._name)):
+            self._note(f"a download is not limited to {in_bytes(self._rate)}/s, as copies from members are")
+        self._begin(PullStep.ASKING)
 
     def _begin(self, step: PullStep) -> None:
         state = self.state
@@ -84,9 +137,9 @@ class WholePull(ModelPull):
         self._show(PullStep.CHECKING, progress)
 
     def _show_download(self, progress: TransferProgress) -> None:
-        if progress.total:
+        if not progress.is_asking:
             self.state.name = str(self._name)  # it is one that exists
-        self._show(PullStep.FETCHING if progress.total else PullStep.ASKING, progress)
+        self._show(PullStep.ASKING if progress.is_asking else PullStep.FETCHING, progress)
 
     def _show(self, step: PullStep, progress: TransferProgress) -> None:
         state = self.state

@@ -18,6 +18,10 @@ RESERVED_BYTES = 64 << 20  # of the disk that stay free
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class DiskFault(UserError):
+    """Raised if a disk of this machine cannot be written, or is full."""
+
+
 def folders_in(folder: Path, prefix: str) -> list[Path]:
     """Return the folders whose names begin with `prefix`, by name; none without `folder`. Raises OSError."""
     try:
@@ -105,14 +109,17 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def check_space(place: Path, lacking: int, *, hint: str) -> None:
-    """Raise UserError unless `lacking` bytes and the reserve fit on the disk."""
+    """Raise UserError unless `lacking` bytes and the reserve fit on the disk.
+
+    That is no DiskFault: a member may have made the size up.
+    """
     there = _nearest(place)
     free = free_bytes(there)
     if lacking and lacking + RESERVED_BYTES > free:
         why = f"{in_bytes(lacking)} are needed, {in_bytes(free)} are free"
         if lacking <= free:
             why += f"; {in_bytes(RESERVED_BYTES)} must stay free"
-        raise no_space(there, why, hint=hint)
+        raise UserError(_without_space(there, why), hint=hint)
 
 
 def free_bytes(place: Path) -> int:
@@ -124,16 +131,20 @@ def _nearest(place: Path) -> Path:
     return next(folder for folder in (place, *place.parents) if folder.exists())
 
 
-def cannot_write(place: Path, error: OSError, *, space_hint: str, variable: str) -> UserError:
+def cannot_write(place: Path, error: OSError, *, space_hint: str, variable: str) -> DiskFault:
     """Return the error for a failed write at `place`, which `variable` of the environment can move."""
     if error.errno in DISK_IS_FULL:
         return no_space(place, "the disk is full", hint=space_hint)
-    return UserError(
+    return DiskFault(
         f"cannot write `{error.filename or place}`: {(error.strerror or str(error)[:200]).lower()}",
         hint=f"fix the cause, or set {variable} to a directory that you can write to",
     )
 
 
-def no_space(place: Path, why: str, *, hint: str) -> UserError:
-    """Return the error for a disk that is or would be full."""
-    return UserError(f"not enough space in `{place}`: {why}", hint=hint)
+def no_space(place: Path, why: str, *, hint: str) -> DiskFault:
+    """Return the error for a disk that is full."""
+    return DiskFault(_without_space(place, why), hint=hint)
+
+
+def _without_space(place: Path, why: str) -> str:
+    return f"not enough space in `{place}`: {why}"

@@ -69,7 +69,7 @@ def _files_of(name: HubName, listing: HubListing, report: ReportProgress) -> tup
     short = short_model_of(name)
     if short is not None and short.differs_from(model.size):
         listed = f"not about {in_bytes(short.bytes)}, as `meshd model ls --fits` says"
-        report(TransferProgress(f"{name} is {in_bytes(model.size)}, {listed}"))
+        report(TransferProgress(f"{name} is {in_bytes(model.size)}, {listed}", is_asking=True))
     by_path = {file.path: file for file in listing.files}
     return model, [by_path[file.path] for file in model.files]
 

@@ -95,7 +95,8 @@ def list_repository(repository: str, report: ReportProgress) -> HubListing:
     Raises UserError.
     """
     # Ask the hub.
-    report(TransferProgress(f"asking {constants.ENDPOINT} for the files of `{repository}`"))
+    asking = f"asking {constants.ENDPOINT} for the files of `{repository}`"
+    report(TransferProgress(asking, is_asking=True))
     with explained(repository):
         api = HfApi(library_name="meshd", library_version=__version__)
         about = api.model_info(repository, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)

@@ -14,6 +14,7 @@ from pathlib import Path
 from meshd.base.errors import UserError
 
 ONLY_HEADER = "only its header is here"  # the problem of a model of which nothing else is here
+ASKING_SECONDS = 600.0  # for members to read a model of theirs that may be downloaded instead
 
 
 class ModelSource(StrEnum):
@@ -50,12 +51,16 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """The progress of a download or a check. Bytes; `rate` in bytes per second, 0 if not known yet."""
+    """The progress of a download or a check. Bytes; `rate` in bytes per second, 0 if not known yet.
+
+    `is_asking`: it has not begun, a hub is only asked what there is.
+    """
 
     activity: str
     done: int = 0
     total: int = 0
     rate: float = 0.0
+    is_asking: bool = False
 
 
 class NotHere(UserError):

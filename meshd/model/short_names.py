@@ -175,3 +175,8 @@ def hub_name_of(text: str) -> HubName | None:
     except ValueError:
         return None
     return name if isinstance(name, HubName) else None
+
+
+def is_published(text: str) -> bool:
+    """Say whether a model may be had without members: Hugging Face has it, or it is the demo's."""
+    return hub_name_of(text) is not None or text.lower().removesuffix(GGUF_SUFFIX) == DEMO

@@ -217,7 +217,7 @@ async def test_no_member_keeps_a_model_of_the_hub_from_being_downloaded(
     """One says that it has it, and then gives something else, or never anything."""
     hub.repositories = {"me/Far-GGUF": {"far-Q8_0.gguf": tiny()}}
     monkeypatch.setattr(fetch, "_SILENT_SECONDS", 0.3)
-    monkeypatch.setattr(fetching, "_ASKING_SECONDS", 0.5)
+    monkeypatch.setattr(fetching, "ASKING_SECONDS", 0.5)
     size = 1 << 39 if lie == "size" else len(big())
     give, index = lies_about(big())
     if lie == "size":

@@ -78,6 +78,16 @@ async def test_a_failure_has_its_words(tmp_path: Path) -> None:
         assert reply.code == NO_MEMBER_HAS_IT and "asked: a" in reply.error and reply.hint
 
 
+@pytest.mark.parametrize(
+    "part", [PullRequest(name=NAME, for_plan=True), PullRequest(name=NAME, header_only=True)]
+)
+async def test_a_download_is_of_whole_models(tmp_path: Path, part: PullRequest) -> None:
+    async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
+        with pytest.raises(UserError, match="`download` is for whole models") as caught:
+            models.start(replace(part, download=True))
+        assert "leave out `download`" in caught.value.hint and (await models.listed()).pulls == ()
+
+
 async def test_what_nobody_watches_is_ended_and_continued_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

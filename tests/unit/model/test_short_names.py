@@ -8,6 +8,7 @@ from meshd.model.short_names import (
     SHORT_NAMES,
     ShortModel,
     hub_name_of,
+    is_published,
     short_layers,
     short_model,
     short_model_of,
@@ -66,3 +67,19 @@ def test_caches_of_8192_tokens_are_those_of_the_architecture(name: str, gigabyte
 
 def test_a_model_is_called_as_its_authors_call_its_file() -> None:
     assert stem_of(SHORT_NAMES["glm"]) == "GLM-4.7-Flash-Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("hf:me/Tiny-GGUF:Q8_0", True),
+        ("GLM.gguf", True),
+        ("SmolLM2", True),
+        ("tiny-Q8_0", False),
+        ("mesh:glm", False),
+        ("ollama:glm", False),
+        ("mesh:", False),
+    ],
+)
+def test_which_names_need_no_members(name: str, published: bool) -> None:
+    assert is_published(name) == published
