@@ -133,17 +133,19 @@ def _add_pull(listed: list[ListedModel], pull: PullReply) -> None:
 
 
 def name_of(model: ListedModel, listed: Sequence[ListedModel]) -> str:
-    """Return the name to pull it by: its file's name, unless members have different models of that name."""
+    """Return the name to pull it by: its file's name, unless members have different models of that name.
+
+    A pull keeps the name that it was asked for by: by another one, what comes may not be compared with a hash
+    that was published.
+    """
+    if model.pull is not None:
+        return model.pull.asked
     if not model.views:
-        return "" if model.pull is None else _name_of_pull(model.pull)
+        return ""
     view = model.views[0]
     same = [other for other in listed if any(v.name.lower() == view.name.lower() for v in other.views)]
     digits = next((known for v in model.views if (known := v.fingerprint or v.content)), None)
     return MESH + (view.name if len(same) == 1 or digits is None else digits[:LEAST_FINGERPRINT_DIGITS])
-
-
-def _name_of_pull(pull: PullReply) -> str:
-    return pull.asked if pull.source == "download" else f"{MESH}{pull.name}"
 
 
 def bytes_of(model: ListedModel) -> int:

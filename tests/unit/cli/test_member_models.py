@@ -86,12 +86,12 @@ def test_ls_has_the_model_that_is_served_by_its_path(daemon: FakeControl, tmp_pa
 
 
 def test_ls_says_how_far_pulls_are(daemon: FakeControl) -> None:
-    half = replace(_fetching(2_500_000), total_bytes=5_000_000, rate=1e6)
-    gone = replace(half, name="gone-Q8_0", step="checking", done_bytes=5_000_000)
+    half = replace(_fetching(2_500_000), asked="mesh:far-Q8_0", total_bytes=5_000_000, rate=1e6)
+    gone = replace(half, asked="gone", name="gone-Q8_0", step="checking", done_bytes=5_000_000)
     daemon.running = (half, gone, PullReply(id=3, step="asking"))
     rows = {line.split()[0]: line for line in meshd("model", "ls").out.splitlines()}
     assert "pull: fetching 50%, 1.0 MB/s" in rows["mesh:far-Q8_0"]
-    assert "5.0 MB" in rows["mesh:gone-Q8_0"] and "pull: checking 100%" in rows["mesh:gone-Q8_0"]
+    assert "5.0 MB" in rows["gone"] and "pull: checking 100%" in rows["gone"]
     own, far, last = json.loads(meshd("model", "ls", "--json").out)
     assert far["pull"] == {
         "step": "fetching",
@@ -101,7 +101,7 @@ def test_ls_says_how_far_pulls_are(daemon: FakeControl) -> None:
         "error": None,
     }
     assert own["pull"] is None and far["nodes"] and last["nodes"] == []
-    assert (last["name"], last["bytes"], last["quant"]) == ("mesh:gone-Q8_0", 5_000_000, None)
+    assert (last["name"], last["bytes"], last["quant"]) == ("gone", 5_000_000, None)
 
 
 def test_ls_says_why_a_pull_in_the_background_failed(daemon: FakeControl) -> None:
@@ -112,6 +112,18 @@ def test_ls_says_why_a_pull_in_the_background_failed(daemon: FakeControl) -> Non
     assert "pull: failed 50%: garage is full" in listed and listed.count("failed") == 1
     [_, far] = json.loads(meshd("model", "ls", "--json").out)
     assert far["pull"]["step"] == "failed" and far["pull"]["error"] == "garage is full"
+
+
+@pytest.mark.parametrize("name", ["far-Q8_0", "gone-Q8_0"])
+@pytest.mark.parametrize("source", ["members", "download"])
+def test_a_pull_keeps_the_name_that_it_was_asked_for_by(daemon: FakeControl, name: str, source: str) -> None:
+    """By a name of members, nothing that comes would be compared with the hash that the hub publishes."""
+    asked = "hf:me/Far-GGUF:Q8_0"
+    failed = replace(_fetching(1), step="failed", name=name, asked=asked, total_bytes=5_000_000, error="lost")
+    daemon.running = (replace(failed, source=source),)
+    rows = json.loads(meshd("model", "ls", "--json").out)
+    assert [row["name"] for row in rows if row["pull"] is not None] == [asked]
+    assert asked in meshd("model", "ls").out
 
 
 def test_two_models_of_one_name_are_listed_by_their_fingerprints(daemon: FakeControl) -> None:
@@ -231,6 +243,8 @@ def test_a_download_in_the_background_is_the_daemons(daemon: FakeControl) -> Non
     daemon.pulls = [PullReply(id=1, step="asking", activity="asking the hub"), download]
     ran = meshd("model", "pull", "glm", "--background")
     assert (ran.code, ran.out) == (0, "") and "downloading `glm` in the background" in ran.err
+    daemon.pulls = [replace(download, note="garage gave something else")]
+    assert "garage gave something else" in meshd("model", "pull", "glm", "--background").err
     daemon.running = (download,)
     row = json.loads(meshd("model", "ls", "--json").out)[-1]
     assert row["name"] == "glm" and row["pull"]["bytes"] == 1000 and row["nodes"] == []
