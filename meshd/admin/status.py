@@ -25,7 +25,7 @@ Time = Annotated[float, As(float, lambda value: round(value, 3), float)]  # writ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainView:
-    """What still uses a node that starts nothing new."""
+    """The models and requests that still use a node which starts nothing new."""
 
     models: int  # models that use its memory until their running answers end
     requests: int  # running requests to its API, before a restart
