@@ -254,8 +254,9 @@ class _Steps:
 def _carry_packets(round_trips: Sequence[float], owner: Owner, networks: Networks) -> None:
     # A cable waits for no processor: else, where threads compute on all of them, a packet waits for the end
     # of their time slices, some milliseconds.
-    with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    if sys.platform == "linux":
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     nodes = range(len(networks.numbers))
     wire = Wire(
         [_device(networks, node) for node in nodes], Packets(len(nodes), partial(one_way, round_trips))
