@@ -1,6 +1,5 @@
 """The options of a plan in the words of `meshd plan`, which the page of the mesh takes as well."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshd.admin.plan_api import LARGEST_CONTEXT, MOST_STREAMS, MemoryLimit, PlanRequest
@@ -9,21 +8,19 @@ from meshd.config.forms import SIZE, WEIGHT, WORD, Form, listed, parse_size
 from meshd.model.layer_range import parse_layer_range
 
 _LONGEST = "max"
-Words = str | Sequence[str]
-"""Text with commas, or several such texts of an option that was repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """The options as a user writes them; what is empty is as the node serves."""
+    """The options as a user writes them, lists with commas; what is empty is as the node serves."""
 
     ctx_size: str = ""
     streams: int = 0
-    workers: Words = ""
-    layers: Words = ""
-    tensor_split: Words = ""
-    device: Words = ""
-    memory: Words = ""
+    workers: str = ""
+    layers: str = ""
+    tensor_split: str = ""
+    device: str = ""
+    memory: str = ""
 
 
 def plan_request(options: PlanOptions) -> PlanRequest:
@@ -62,7 +59,7 @@ def _context(given: str) -> int:
     raise UsageError(f"--ctx-size takes a number from 1 to {LARGEST_CONTEXT}, or `{_LONGEST}`")
 
 
-def _listed(option: str, form: Form, given: Words) -> tuple[str, ...]:
+def _listed(option: str, form: Form, given: str) -> tuple[str, ...]:
     """Parse a list. Raises UsageError."""
     if not given:
         return ()
@@ -74,13 +71,11 @@ def _listed(option: str, form: Form, given: Words) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
-def _parts(given: Words) -> list[str]:
-    """Return what commas and repetition separate."""
-    texts = [given] if isinstance(given, str) else given
-    return [part.strip() for text in texts if text for part in text.split(",")]
+def _parts(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",")] if given else []
 
 
-def _layers(given: Words) -> tuple[str, ...]:
+def _layers(given: str) -> tuple[str, ...]:
     """Return the ranges as the daemon takes them. Raises UsageError."""
     ranges = _parts(given)
     for layer_range in ranges:
@@ -91,7 +86,7 @@ def _layers(given: Words) -> tuple[str, ...]:
     return tuple(ranges)
 
 
-def _memory(given: Words) -> tuple[MemoryLimit, ...]:
+def _memory(given: str) -> tuple[MemoryLimit, ...]:
     """Parse `[NODE=]SIZE` values. Raises UsageError."""
     limits: list[MemoryLimit] = []
     for limit in _parts(given):

@@ -90,10 +90,10 @@ class Plan:
                 ctx_size=args.ctx_size,
                 streams=args.streams,
                 workers=args.workers,
-                layers=tuple(args.layers),
+                layers=",".join(args.layers),
                 tensor_split=args.tensor_split,
-                device=tuple(args.device),
-                memory=tuple(args.memory),
+                device=",".join(args.device),
+                memory=",".join(args.memory),
             )
         )
         with ExitStack() as held:

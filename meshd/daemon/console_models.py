@@ -55,31 +55,11 @@ class ModelWish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanWish:
-    """The fields of `plan`: the options of `meshd plan`, those that may be repeated with commas."""
+class PlanWish(PlanOptions):
+    """The fields of `plan`: the options of `meshd plan`."""
 
     model: str
-    ctx_size: str = ""
-    streams: int = 0
     draft_model: str = ""
-    workers: str = ""
-    layers: str = ""
-    tensor_split: str = ""
-    device: str = ""
-    memory: str = ""
-
-    @property
-    def options(self) -> PlanOptions:
-        """Return them without the models."""
-        return PlanOptions(
-            ctx_size=self.ctx_size,
-            streams=self.streams,
-            workers=self.workers,
-            layers=self.layers,
-            tensor_split=self.tensor_split,
-            device=self.device,
-            memory=self.memory,
-        )
 
 
 class ModelActions:
@@ -150,7 +130,7 @@ class ModelActions:
     async def plan(self, fields: Fields) -> Reply:
         """Plan for models by name or path. Raises MeshdError."""
         asked = from_json(PlanWish, fields)
-        planned = plan_request(asked.options)
+        planned = plan_request(asked)
         with ExitStack() as held:
             file = await self._file(asked.model, held)
             draft = await self._file(asked.draft_model, held) if asked.draft_model else ""

@@ -1,4 +1,4 @@
-"""Run a download or a check in a thread of its own: one on a stalled connection delays no stop."""
+"""Run a download or a check in its own thread, so that a stalled connection does not delay a stop."""
 
 import asyncio
 import threading

@@ -314,7 +314,7 @@ def _locked(place: Path, what: str, report: ReportProgress) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # Each time: whoever reports may stop this.
+                # reported on every turn, as a report is where a stop takes effect
                 report(TransferProgress(f"another program is downloading {what}; waiting for it"))
                 time.sleep(_LOOK_SECONDS)
         yield
