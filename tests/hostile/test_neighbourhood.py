@@ -204,10 +204,10 @@ class _Lying(Igd):
         return good if is_good else [flip(self.rng, one, (data,)) for one in good]
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self.moods.lies or self.rng.random() < 0.6:
-            await Igd.converse(self, reader, writer)
-            return
         try:
+            if not self.moods.lies or self.rng.random() < 0.6:
+                await Igd.converse(self, reader, writer)
+                return
             await reader.readuntil(b"\r\n\r\n")
             text = flip(self.rng, self.description.encode(), (b"<a>" * 500, b"\xff\xfe", b"&lol;"))
             size = self.rng.choice((len(text), len(text) + 1, 0, 1 << 40, -1))
@@ -215,7 +215,7 @@ class _Lying(Igd):
             writer.write(flip(self.rng, head, ()) + text)
             await writer.drain()
         except (OSError, EOFError, asyncio.LimitOverrunError):
-            pass
+            pass  # a node that has waited long enough hangs up, sometimes before it has asked
         finally:
             writer.close()
 
