@@ -6,7 +6,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,6 +29,7 @@ _ARGUMENTS = (
     ),
 )
 _PATIENCE_MS = 60_000
+_LOOK_MS = 2_000
 
 Scheme = Literal["dark", "light"]
 
@@ -84,13 +85,15 @@ def launched(playwright: "Playwright", program: str | Path | None, *more: str) -
 def tab(
     browser: "Browser", *, scheme: Scheme = "light", size: tuple[int, int] = (1280, 800)
 ) -> Iterator[Tab]:
-    """A page of a fresh profile."""
+    """A page of a fresh profile. What it shows when its test fails becomes a note of the error."""
+    from playwright.sync_api import Error
+
     context = browser.new_context(
         color_scheme=scheme, viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce"
     )
     context.set_default_timeout(_PATIENCE_MS)
+    opened = Tab(context.new_page())
     try:
-        opened = Tab(context.new_page())
         opened.page.on("request", lambda request: opened.asked.append(request.url))
         opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
 
@@ -100,5 +103,10 @@ def tab(
 
         opened.page.on("console", heard)
         yield opened
+    except Exception as error:
+        with suppress(Error):  # the page may be the cause, and be gone
+            seen = opened.page.locator("body").inner_text(timeout=_LOOK_MS)
+            error.add_note(f"The page {opened.page.url} shows:\n{seen}\nIts errors: {opened.errors}")
+        raise
     finally:
         context.close()
