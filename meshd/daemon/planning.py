@@ -150,12 +150,13 @@ class Planning:
         work = layer_work(headers, shape_of(layers, options), layers.count)
         marks = marks_of(index) if index is not None else b""
         surveyed = await self._surveyor.compared(work, options, roster, self._held(), _tell, marks=marks)
-        machines = replace(surveyed.machines, apart=roster.backoff.apart(surveyed.names))
+        now = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        machines = replace(surveyed.machines, apart=roster.backoff.apart(surveyed.names, now))
         if index is not None:
             machines = replace(machines, lacking=lacking_shares(index, machines.offers))
         machines = with_memory_limits(machines, limits, options.node_name)
         # The splits.
-        now = asyncio.get_running_loop().time()
 
         def choices(spared: Collection[str]) -> Choices:
             offers = tuple(offer for offer in machines.offers if offer.node not in spared)

@@ -49,7 +49,8 @@ from meshd.wire.capacity import MAX_SPAN_US, AskCapacity, ComputedSpan
 
 _ASK_SECONDS = 5.0
 NOT_MEASURED = (
-    "by tensors it is not measured where the time goes: all workers compute at once, and wait for each other"
+    "by tensors, meshd does not measure where the time goes, as all workers compute at once and wait for "
+    "each other"
 )
 
 Computed = Mapping[str, Sequence[ComputedSpan]]

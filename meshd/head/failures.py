@@ -7,7 +7,7 @@ reconnects, for somebody may have mended it.
 A worker that ends its leases soon after the load, again and again, is left out too, and so is one that the
 head has given up because it did not answer: but only where enough others are there (worker_choice.py). No
 reconnect changes that. Two of which one has ended a lease, and nobody knows which, count as if both had; and
-they do not push to each other any more (leases.py), which makes the next end certain.
+for an hour they do not push to each other (leases.py), which makes the next end certain.
 
 A device whose server crashed in the load may have had bad luck once, and is left out after the worker's
 second crash, until the worker's native part or its devices are others: nothing else makes another device of
@@ -37,6 +37,7 @@ STEADY_SECONDS = 300.0  # a lease that lived so long after the load was of use
 ENDS = EARLY_ENDS.most + 1
 FIRST_END_SECONDS = 60.0
 MOST_END_SECONDS = 3600.0
+APART_SECONDS = 3600.0  # of two workers: a cable may be back, and who sends what is wrong does so again
 MOST_DOUBLINGS = 8
 SERVER_TRIES = 3  # of llama-server with one split: then it is not chance
 SERVER_TRIES_ANY = 6  # with whatever split: free memory, and so the split, may be another each time
@@ -73,8 +74,9 @@ class WorkerBackoff:
     def __init__(self) -> None:
         self._failures: dict[PeerId, Mark] = {}
         self._ends: dict[PeerId, Mark] = {}
-        self._apart: dict[frozenset[PeerId], None] = {}
-        self._no_sums: dict[frozenset[PeerId], None] = {}
+        # Until when, in loop time.
+        self._apart: dict[frozenset[PeerId], float] = {}
+        self._no_sums: dict[frozenset[PeerId], float] = {}
 
     def failed(self, worker: PeerStatus, why: str, now: float) -> None:
         """Note that a load failed because of this worker."""
@@ -137,21 +139,26 @@ class WorkerBackoff:
         mark = self._ends.get(peer)
         return mark.text if mark is not None and now < mark.until else None
 
-    def part(self, first: PeerId, other: PeerId) -> None:
-        """Keep these two from pushing to each other any more."""
-        _remember_pair(self._apart, first, other)
+    def part(self, first: PeerId, other: PeerId, now: float) -> None:
+        """Keep these two from pushing to each other for a while."""
+        _remember_pair(self._apart, first, other, now)
 
-    def keep_from_sums(self, first: PeerId, other: PeerId) -> None:
-        """Keep these two from computing together: they have no connection past both daemons."""
-        _remember_pair(self._no_sums, first, other)
+    def keep_from_sums(self, first: PeerId, other: PeerId, now: float) -> None:
+        """Keep these two from computing together for a while: they have no connection past both daemons."""
+        _remember_pair(self._no_sums, first, other, now)
 
-    def are_apart(self, first: PeerId, other: PeerId) -> bool:
+    def are_apart(self, first: PeerId, other: PeerId, now: float) -> bool:
         """Return True if these two are kept apart."""
-        return frozenset((first, other)) in self._apart
+        return now < self._apart.get(frozenset((first, other)), now)
 
-    def apart(self, names: Mapping[PeerId, str]) -> dict[frozenset[str], str]:
+    def apart(self, names: Mapping[PeerId, str], now: float) -> dict[frozenset[str], str]:
         """Return the pairs that may not compute together, as the workers are named here, and why."""
-        reasons = dict.fromkeys(self._no_sums, INDIRECT) | dict.fromkeys(self._apart, IN_DOUBT)
+        reasons = {
+            pair: why
+            for pairs, why in ((self._no_sums, INDIRECT), (self._apart, IN_DOUBT))
+            for pair, until in pairs.items()
+            if now < until
+        }
         pairs = {pair: why for pair, why in reasons.items() if pair <= names.keys()}
         return {frozenset(names[peer] for peer in pair): why for pair, why in pairs.items()}
 
@@ -161,10 +168,10 @@ def _doubled(first: float, times: int, most: float) -> float:
     return min(most, first * 2.0 ** min(times, MOST_DOUBLINGS)) if times >= 0 else 0.0
 
 
-def _remember_pair(pairs: dict[frozenset[PeerId], None], first: PeerId, other: PeerId) -> None:
+def _remember_pair(pairs: dict[frozenset[PeerId], float], first: PeerId, other: PeerId, now: float) -> None:
     pair = frozenset((first, other))
     pairs.pop(pair, None)
-    pairs[pair] = None
+    pairs[pair] = now + APART_SECONDS
     if len(pairs) > APART.most:
         del pairs[next(iter(pairs))]
 
@@ -219,7 +226,7 @@ class Blame:
     def tell(self, backoff: WorkerBackoff, workers: Iterable[PeerStatus], now: float) -> list[PeerStatus]:
         """Tell the back-off, which leaves workers out of later runs; return those that were at fault."""
         for first, other in self._pairs:
-            backoff.part(first, other)
+            backoff.part(first, other, now)
         lasted = now - self.loaded_at if self.loaded_at is not None else 0.0
         at_fault = []
         for worker in workers:

@@ -20,7 +20,7 @@ from meshd.base.errors import MeshdError, Refused
 from meshd.base.tasks import Owner
 from meshd.devices.interface import RoleRuntime
 from meshd.gateway.interface import Readiness
-from meshd.head.failures import Blame, DeviceExclusions
+from meshd.head.failures import Blame, DeviceExclusions, WorkerBackoff
 from meshd.head.lease import Lease, MeshEnd, WeightsReport, why_unfit
 from meshd.head.served_files import ServedModel, marks_of
 from meshd.head.survey import path_to
@@ -401,6 +401,7 @@ class PeerPatience:
 
 _WRONG_VALUE = ": wrong value: "  # a mesh-server cannot compute with this (`bad_value` in native/mesh/wire.h)
 _SENT_WRONG = ": it sent values that are not finite"  # to llama-server (client_copies.cpp)
+_COMPUTED_WRONG = ": its device computed values that are not finite"  # for a sum (sums.cpp)
 OFF = "disabled (`no_push`)"
 WHY_APART = "during this push one of the two ended a lease before, and it is unknown which"
 _NAMED_NEIGHBOUR = re.compile(r"neighbour ([0-9]{1,2})\b")
@@ -435,10 +436,11 @@ class PushPlan:
     `introduce` once all leases are there.
     """
 
-    def __init__(self, *, allowed: bool, are_apart: Callable[[PeerId, PeerId], bool]) -> None:
-        """Introduce nobody yet. `allowed`: the user wants pushes. `are_apart`: these two may not."""
+    def __init__(self, *, allowed: bool, backoff: WorkerBackoff) -> None:
+        """Introduce nobody yet. `allowed`: the user wants pushes. `backoff`: who is kept apart."""
         self._allowed = allowed
-        self._are_apart = are_apart
+        self._backoff = backoff
+        self._is_by_tensors = False
         # By where they begin and lead; by tensors, more than one may lead to a worker.
         self._routes: dict[tuple[Place, Place], PushRoute] = {}
         self._no_push_reasons: dict[Place, str] = {}
@@ -446,6 +448,8 @@ class PushPlan:
 
     async def introduce(self, plan: Plan, leases: Sequence[Lease]) -> None:
         """Tell the workers of each other. One that is lost meanwhile is found out elsewhere."""
+        now = asyncio.get_running_loop().time()
+        self._is_by_tensors = plan.by_tensors
         numbers = {lease.name: number for number, lease in enumerate(leases)}
         by_name = {lease.name: lease for lease in leases}
         nodes = [share.device.node for share in plan.taking]
@@ -458,7 +462,7 @@ class PushPlan:
             elif source is None or target is None:
                 plain = behind if target is None else before
                 self._no_push_reasons[place] = f"{plain.device.node} is a plain rpc-server"
-            elif self._are_apart(source.peer, target.peer):
+            elif self._backoff.are_apart(source.peer, target.peer, now):
                 self._no_push_reasons[place] = WHY_APART
             else:
                 begin = before.device.node, before.device.name
@@ -478,8 +482,11 @@ class PushPlan:
 
         The neighbour that it names. All with layers before its own, if it cannot compute with a value: they
         may have sent what leads to that. If llama-server got hidden states from it that are not finite, those
-        whose own were pushed on to it: of all others llama-server has seen that they were finite.
+        whose own were pushed on to it: of all others llama-server has seen that they were finite. By tensors,
+        each value has been added up from those of all workers: what is wrong in one may come from any.
         """
+        if self._is_by_tensors and any(text in why for text in (_SENT_WRONG, _WRONG_VALUE, _COMPUTED_WRONG)):
+            return tuple(dict.fromkeys(worker for worker in self._chain if worker != peer))
         if _SENT_WRONG in why:
             return self._pushed_on_to(peer)
         if _WRONG_VALUE in why:

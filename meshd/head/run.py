@@ -191,7 +191,7 @@ class Run:
             on_lost=self._lease_lost,
         )
         self.blame = self._leases.blame
-        self._push_plan = PushPlan(allowed=options.push, are_apart=history.roster.backoff.are_apart)
+        self._push_plan = PushPlan(allowed=options.push, backoff=history.roster.backoff)
         self.watch = ServerWatch(runtime.processes.loop_answers(model.socket), self._leases.moved)
         # What the load comes to.
         self._predicted: Speeds | None = None
@@ -231,19 +231,20 @@ class Run:
     def slower_than_layers(self) -> str:
         """Say that `auto` has chosen tensors to no avail; empty: not so, or not known.
 
-        Prompts do not count, as short ones take longer for each token than what was predicted; nor do answers
-        with drafts, which are in no prediction.
+        Measured prompts do not count, as short ones take longer for each token than what was predicted. Nor
+        do answers with drafts, which are in no prediction.
         """
         facts, speed = self.measures.facts, self.measures.speed
         rate, answers = speed.undrafted_tok_s, speed.undrafted_answers
         if facts is None or not self.is_by_choice or not rate or answers < _SEVERAL_ANSWERS:
             return ""
         chosen = next((why for why in facts.plan.reasons if isinstance(why, TogetherByChoice)), None)
-        if chosen is None or (seconds := chosen.answer / rate) <= chosen.by_layers:
+        if chosen is None or (seconds := chosen.of_prompt + chosen.answer / rate) <= chosen.by_layers:
             return ""
         return (
-            f"by tensors {chosen.answer} tokens took {seconds:.1f} s, measured over {answers} answers; "
-            f"by layers they and a prompt of {chosen.prompt} were predicted to take {chosen.by_layers:.1f} s"
+            f"at the speed of {answers} answers, a prompt of {chosen.prompt} tokens and an answer of "
+            f"{chosen.answer} take {seconds:.1f} s by tensors; {chosen.by_layers:.1f} s by layers"
+            " were predicted"
         )
 
     @property
@@ -331,7 +332,7 @@ class Run:
         (own, excluded), found = looking.result()
         offers = self._leases.offers(workers)
         model = self._model
-        apart = self._history.roster.backoff.apart(names)
+        apart = self._history.roster.backoff.apart(names, asyncio.get_running_loop().time())
         machines = replace(found.machines(offers, own, model.plain_rpc, excluded), apart=apart)
         try:
             split = await asyncio.to_thread(
@@ -445,8 +446,9 @@ class Run:
         if not self.is_by_choice or not self._push_plan.indirect:
             return ""
         await self.end.word_of_a_lease()  # perhaps a worker's word is still under way
+        now = asyncio.get_running_loop().time()
         for source, target, why in self._push_plan.indirect:
-            self._history.roster.backoff.keep_from_sums(source.peer, target.peer)
+            self._history.roster.backoff.keep_from_sums(source.peer, target.peer, now)
             LOG.warning("sums_indirect", source=source.name, target=target.name, why=why)
         named = [f"{source.name} → {target.name}: {why}" for source, target, why in self._push_plan.indirect]
         if not named:

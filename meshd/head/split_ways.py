@@ -26,6 +26,7 @@ class SplitWays:
         """Why `--split auto` does not choose tensors any more; empty: it may."""
         self._last: bool | None = None  # by tensors, of the run that was ready last
         self._late_ends = 0
+        self._loads = 0  # by tensors since the last of those ends
         self._indirect = 0
 
     def ended(self, why: str, *, lasted: float, answered: bool) -> None:
@@ -33,7 +34,8 @@ class SplitWays:
         if not answered:
             self._fail(f"a run by tensors ended before it answered ({why})")
             return
-        self._late_ends = self._late_ends + 1 if lasted < STEADY_SECONDS else 0
+        in_row = self._late_ends if self._loads <= 1 else 0  # else a run in between ended otherwise
+        self._late_ends, self._loads = in_row + 1 if lasted < STEADY_SECONDS else 0, 0
         if self._late_ends >= _LATE_ENDS:
             self._fail(f"{self._late_ends} runs by tensors ended soon after the load, the last because {why}")
 
@@ -41,20 +43,23 @@ class SplitWays:
         """Note that sums of a run by tensors do not go where they should: it ends before anybody asks."""
         self._indirect += 1
         if self._indirect >= _INDIRECT_LOADS:
-            self._fail(f"{self._indirect} loads by tensors were of no use, the last because {why}")
+            self._fail(
+                f"{self._indirect} loads by tensors were ended before any request, the last because {why}"
+            )
 
     def slower(self, why: str) -> None:
         """Note that a run by tensors was slower than one by layers would have been."""
         self._fail(why)
 
     def _fail(self, what: str) -> None:
-        self.failed = f"{what}; not again until meshd restarts here"
+        self.failed = f"{what}; tensors are not tried again until meshd restarts on this node"
         LOG.warning("tensors_failed", why=what)
 
     def loaded(self, *, by_tensors: bool) -> None:
         """Note how the run is split that is ready."""
         self._last = by_tensors
         if by_tensors:
+            self._loads += 1
             self._indirect = 0
 
     def noted(self, plan: Plan) -> Plan:

@@ -25,14 +25,14 @@ class WhyByLayers(StrEnum):
     """Say why `auto` splits by layers, beside what speaks against any split by tensors (WayAdvice)."""
 
     ONE_MACHINE = "these workers share a machine or a GPU"
-    UNKNOWN_MACHINE = "a worker does not tell its machine"
+    UNKNOWN_MACHINE = "a worker does not say which machine it is on"
     DAEMONS = (
-        "sums would cross both daemons, as the workers cannot connect, or not seal (for that, install "
-        "OpenSSL's headers on both machines, and run `meshd native build`)"
+        "the workers' sums would pass through both daemons: the workers cannot connect directly, or cannot "
+        "encrypt that connection (for that, install OpenSSL's headers on both, and run `meshd native build`)"
     )
-    MORE_WORKERS = "more workers are demanded than gain from it"
-    SHORTER = "answers would be shorter, or fewer at once"
-    IMAGES = "with images or sounds only `--split tensor` does it"
+    MORE_WORKERS = "`--min-workers` asks for more workers than would help"
+    SHORTER = "the context would be shorter, or fewer requests would run at once"
+    IMAGES = "with `--mmproj`, only an explicit `--split tensor` splits by tensors"
 
 
 @dataclass(frozen=True, slots=True)

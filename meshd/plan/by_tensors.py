@@ -112,7 +112,10 @@ def _too_small(shares: Sequence[DeviceShare]) -> str:
     for share in shares:
         if share.total > share.device.free:
             need, have = share.total >> 20, share.device.free >> 20
-            return f"{share.device.label} has {have} MiB free, and would need {need} MiB"
+            return (
+                f"{share.device.label} has {have} MiB free, and would need {need} MiB (less with a smaller "
+                "--ctx-size or fewer --slots)"
+            )
     return ""
 
 
@@ -126,12 +129,12 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
     if layers.indivisible:
         return f"llama.cpp cannot divide it: {layers.indivisible}"
     if options.mmproj is not None and layers.architecture in _WITHOUT_IMAGES:
-        return f"llama.cpp then ends when a model of the architecture `{layers.architecture}` gets an image"
+        return f"llama-server crashes when a model of the architecture `{layers.architecture}` gets an image"
     if any(device.is_head or device.is_plain for device in devices) or others:
         return "all devices of the plan must be those of workers that compute"
     if not 2 <= len(devices) <= MOST_WORKERS or len({device.node for device in devices}) < len(devices):
-        there = in_number(len(devices), "device")
-        return f"it takes two to four workers, each with one device; there: {there}"
+        there = f"{'is' if len(devices) == 1 else 'are'} {in_number(len(devices), 'device')}"
+        return f"it takes two to four workers, each with one device; there {there}"
     if plan.override_tensor:
         return "the matrix that makes logits must be on the workers"
     if not args.flash_attention:

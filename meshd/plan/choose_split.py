@@ -28,7 +28,7 @@ from meshd.model.layers import ModelLayers
 from meshd.model.output import FAR_RATE, NEAR_RATE, NEAR_SECONDS, DevicePath
 from meshd.model.status import Speeds
 from meshd.plan.auto_way import AutoWay, WhyByLayers, allowed_pairs, candidates, nearest_refusal
-from meshd.plan.by_tensors import by_tensors, for_layers
+from meshd.plan.by_tensors import NoTensorSplit, by_tensors, for_layers
 from meshd.plan.candidates import Division, RoughSplits
 from meshd.plan.machines import (
     Machines,
@@ -204,7 +204,7 @@ def _plan_tensors(
         if len(machines.offers) < _LEAST_TOGETHER:
             there = in_number(len(machines.offers), "worker")
             raise Refused(
-                f"`--split tensor` needs two workers beside this node; it has {there}", code="workers"
+                f"`--split tensor` needs two workers besides this node; it has {there}", code="workers"
             )
         return _together(layers, work, machines, options)
     except (NoSplit, Refused) as error:
@@ -278,6 +278,8 @@ def _choose_way(
     there = replace(machines, offers=tuple(offer for offer in machines.offers if offer.node in nodes))
     try:
         found = _together(layers, work, there, options)
+    except NoTensorSplit as error:
+        return NotTogether(error.why)
     except (UserError, Refused) as error:
         return NotTogether(error.what)
     if _holds_less(found.plan, runs):
@@ -285,7 +287,10 @@ def _choose_way(
     seconds, otherwise = predictor.conversation_seconds(found.plan), ways.ways.layers.seconds
     if seconds > CLEARLY * otherwise:
         return NotTogether(WayAdvice.NO_GAIN)
-    reason = TogetherByChoice(found.plan.nodes, ways.ways.prompt, ways.ways.answer, seconds, otherwise)
+    of_prompt = predictor.prompt_seconds(found.plan)
+    reason = TogetherByChoice(
+        found.plan.nodes, ways.ways.prompt, ways.ways.answer, seconds, of_prompt, otherwise
+    )
     return _chosen_together(found, machines, reason)
 
 

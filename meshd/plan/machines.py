@@ -38,10 +38,8 @@ from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
 _AS_MUCH = 0.8  # of the memory that is most: what nodes of one machine see of a card is rarely the same
-IN_DOUBT = (
-    "exchange nothing directly any more, as one of the two ended a lease before, and it is unknown which"
-)
-INDIRECT = "have no connection past both daemons, as was found when the model was loaded by tensors"
+IN_DOUBT = "do not exchange data directly for an hour: one of them failed, and it is unknown which"
+INDIRECT = "could not connect past both daemons when the model was last loaded by tensors"
 Held = Mapping[tuple[str, str], int]
 """Bytes by node and device."""
 

@@ -76,6 +76,10 @@ class PlanPredictor:
         token = self.predictor.token_parts(split, 1, CONVERSATION_PROMPT + CONVERSATION_ANSWER // 2)
         return total(prompt) + CONVERSATION_ANSWER * total(token)
 
+    def prompt_seconds(self, plan: Plan) -> float:
+        """Predict the prompt of that conversation."""
+        return total(self.predictor.prompt_parts(self.split_of(plan), CONVERSATION_PROMPT))
+
     def round_seconds(self, plan: Plan, tokens: int) -> float:
         """Predict one round that computes so many tokens of an answer."""
         return self.predictor.round_seconds(self.split_of(plan), tokens)

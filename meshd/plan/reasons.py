@@ -255,19 +255,20 @@ class NotByTensors:
 
 @dataclass(frozen=True, slots=True)
 class TogetherByChoice:
-    """Say that these nodes compute each layer together, as meshd chose; seconds of a conversation."""
+    """Say that meshd chose this; predicted seconds of a conversation, `of_prompt` those of its prompt."""
 
     nodes: tuple[str, ...]
     prompt: int
     answer: int
     seconds: float
+    of_prompt: float
     by_layers: float
 
     def __str__(self) -> str:
-        times = f"{self.seconds:.1f} s, by layers {self.by_layers:.1f} s"
         return (
             f"each layer on {names_of(self.nodes)}: a prompt of {self.prompt} tokens and an answer of "
-            f"{self.answer} take {times}"
+            f"{self.answer} are predicted to take {self.seconds:.1f} s, instead of {self.by_layers:.1f} s by "
+            "layers"
         )
 
 
@@ -288,8 +289,10 @@ class OtherWay:
     by_tensors: bool
 
     def __str__(self) -> str:
-        before = "tensors" if self.by_tensors else "layers"
-        return f"the run before was split by {before}, whose arithmetic differs: texts may go on differently"
+        way = "tensors" if self.by_tensors else "layers"
+        return (
+            f"the previous run was split by {way}; the arithmetic differs, so texts may continue differently"
+        )
 
 
 # How the layers are divided.

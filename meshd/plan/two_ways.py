@@ -14,7 +14,7 @@ class WayAdvice(StrEnum):
     NO_GAIN = "`--split tensor` would gain too little"
     FAR = "`--split tensor` needs a cable: less than 1 ms between workers"
     UNMEASURED = "too little was measured to rely on it"
-    DRAFTS = "the draft model or draft options that only a split by layers has may gain as much"
+    DRAFTS = "a draft model or draft options, which only a split by layers supports, may gain as much"
 
 
 AUTO_CHOOSES = "`auto` chooses it"
@@ -58,15 +58,15 @@ class TwoWays:
         return (
             f"by layers {self.layers.tok_s:.1f}, by tensors over {names_of(self.nodes)} "
             f"{self.tensors.tok_s:.1f} tok/s ({pair}{cable}); a prompt of {self.prompt} tokens and an answer "
-            f"of {self.answer} take {self.layers.seconds:.1f} and {self.tensors.seconds:.1f} s: {self.advice}"
-            f"{self.auto and f'; {self.auto}'}"
+            f"of {self.answer} take {self.layers.seconds:.1f} s by layers and {self.tensors.seconds:.1f} s "
+            f"by tensors: {self.advice}{self.auto and f'; {self.auto}'}"
         )
 
 
 def auto_refuses(why: str, *, at_load: bool = False) -> str:
     """Word why `auto` does not choose what is worth it; `at_load`: it did not for the run that there is."""
     if at_load and why == WayAdvice.UNMEASURED:
-        return "too little had been measured when it was loaded: `auto` decides anew with the next run"
+        return "too little had been measured when it was loaded: `auto` decides again at the next load"
     return f"`auto` stays by layers: {why}"
 
 

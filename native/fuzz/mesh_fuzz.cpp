@@ -124,6 +124,10 @@ int main(int argc, char ** argv) {
             return 2;
         }
     }
+    if (records_alone && !can_seal()) {
+        std::fprintf(stderr, "--records needs libcrypto, without which it was built\n");
+        return 2;
+    }
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     ggml_set_abort_callback([](const char * text) {
         std::fprintf(stderr, "%s\n", text);

@@ -158,7 +158,7 @@ def _request(prompt: str, *, cached: bool) -> dict[str, object]:
 
 
 def test_repeated_tokens_are_drafted_and_change_nothing(build: MeshBuild, tmp_path: Path) -> None:
-    """A sum then serves several tokens. (meshd itself drafts nothing there yet.)"""
+    """A sum then serves several tokens."""
     asked: dict[str, int] = {}
     texts: dict[str, str] = {}
     for name, drafts in (("off", Drafts()), ("on", Drafts(free=MOST_FREE))):

@@ -147,7 +147,7 @@ def test_tensors_are_chosen_once_they_are_measured_and_with_the_next_run(
             # The next run is by tensors, past the daemons, and says that this is new.
             os.kill(child_pid(status, LLAMA_SERVER), signal.SIGKILL)
             status = await head.until(is_by_tensors)
-            assert "the run before was split by layers" in model_of(status).split_why
+            assert "the previous run was split by layers" in model_of(status).split_why
             (way,) = (await left.status()).tunnels
             assert way.listen == "sealed"
             check_near(answer(ends[0]), before, near=NEAR_WIDE, least=TOKENS // 2)

@@ -253,7 +253,9 @@ async def test_a_pair_that_is_kept_apart_is_planned_so(
             it.teller(name)
         planning, _ = planner(it, tmp_path, OPTIONS)
         model = put(tmp_path / "a.gguf", tiny())
-        planning._serving(model).roster.backoff.part(*(peer.peer for peer in it.head.peers()))
+        first, second = (peer.peer for peer in it.head.peers())
+        now = asyncio.get_running_loop().time()
+        planning._serving(model).roster.backoff.part(first, second, now)
         with pytest.raises(UserError, match="does not fit"):
             await planning.plan(PlanRequest(model=str(model)))
     assert [list(there.apart) for there in planned] == [[frozenset(("a", "b"))]]

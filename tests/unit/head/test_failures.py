@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from meshd.base.peer_limits import APART, MARKED
 from meshd.head.failures import (
+    APART_SECONDS,
     ENDS,
     FIRST_END_SECONDS,
     FIRST_SECONDS,
@@ -268,16 +269,29 @@ def test_pairs_stay_apart_and_few_are_remembered() -> None:
     backoff = WorkerBackoff()
     peers = [PeerId(number.to_bytes(32, "big")) for number in range(APART.most + 1)]
     for peer in peers:
-        backoff.part(BAD.peer, peer)
-    assert not backoff.are_apart(BAD.peer, peers[0])
-    assert backoff.are_apart(BAD.peer, peers[1]) and backoff.are_apart(peers[-1], BAD.peer)
-    assert not backoff.are_apart(peers[1], peers[2])
+        backoff.part(BAD.peer, peer, 0.0)
+    assert not backoff.are_apart(BAD.peer, peers[0], 0.0)
+    assert backoff.are_apart(BAD.peer, peers[1], 0.0) and backoff.are_apart(peers[-1], BAD.peer, 0.0)
+    assert not backoff.are_apart(peers[1], peers[2], 0.0)
     names = {BAD.peer: "bad", peers[0]: "forgotten", peers[1]: "good"}
-    assert backoff.apart(names) == {frozenset({"bad", "good"}): IN_DOUBT}
+    assert backoff.apart(names, 0.0) == {frozenset({"bad", "good"}): IN_DOUBT}
     # Who cannot compute together may still push, through the daemons.
-    backoff.keep_from_sums(peers[0], peers[1])
-    assert not backoff.are_apart(peers[0], peers[1])
-    assert backoff.apart(names)[frozenset({"forgotten", "good"})] == INDIRECT
+    backoff.keep_from_sums(peers[0], peers[1], 10.0)
+    assert not backoff.are_apart(peers[0], peers[1], 10.0)
+    assert backoff.apart(names, 10.0)[frozenset({"forgotten", "good"})] == INDIRECT
+
+
+def test_pairs_come_together_again() -> None:
+    backoff = WorkerBackoff()
+    backoff.part(BAD.peer, GOOD.peer, 0.0)
+    backoff.keep_from_sums(BAD.peer, GOOD.peer, 10.0)
+    names = {BAD.peer: "bad", GOOD.peer: "good"}
+    before, after = APART_SECONDS - 1, APART_SECONDS + 1
+    assert backoff.are_apart(BAD.peer, GOOD.peer, before)
+    assert not backoff.are_apart(BAD.peer, GOOD.peer, after)
+    assert list(backoff.apart(names, before).values()) == [IN_DOUBT]
+    assert list(backoff.apart(names, after).values()) == [INDIRECT]
+    assert not backoff.apart(names, after + 10)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def _why(
 
 def test_what_cannot_be_divided_is_split_by_layers_with_the_reason() -> None:
     assert "architecture `mamba` have not been tried" in _why(arch="mamba")
-    assert _why([]) == "by layers: `--split tensor` needs two workers beside this node; it has 0 workers"
+    assert _why([]) == "by layers: `--split tensor` needs two workers besides this node; it has 0 workers"
     assert _why([offer("a", 16)]).endswith("it has 1 worker")
     assert MOST_WORKERS == 4 and "two to four workers, " in _why(
         [offer(f"w{n}", 16) for n in range(MOST_WORKERS + 1)]
@@ -187,7 +187,7 @@ def test_workers_that_exchange_nothing_any_more_have_whole_layers() -> None:
     found = planned(replace(three, apart={frozenset("bc"): IN_DOUBT}))
     assert not found.plan.by_tensors
     why = next(reason for reason in found.plan.reasons if isinstance(reason, NotByTensors))
-    assert "`b` and `c` exchange nothing directly any more" in str(why)
+    assert "`b` and `c` do not exchange data directly" in str(why)
     others = {frozenset("bc"): IN_DOUBT, frozenset("ad"): INDIRECT}
     assert planned(replace(TWO, apart=others)).plan.by_tensors, "of those that take part, none are apart"
 

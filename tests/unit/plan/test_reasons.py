@@ -77,18 +77,18 @@ REASONS: list[tuple[r.Reason, str]] = [
     (r.ByTensors(("a", "b", "c")), "each layer on `a`, `b` and `c`, as `--split tensor` says"),
     (r.NotByTensors("`no_push` is set"), "by layers: `no_push` is set"),
     (
-        r.TogetherByChoice(("a", "b"), 2000, 500, 40.04, 51.2),
-        "each layer on `a` and `b`: a prompt of 2000 tokens and an answer of 500 take 40.0 s, "
-        "by layers 51.2 s",
+        r.TogetherByChoice(("a", "b"), 2000, 500, 40.04, 20.0, 51.2),
+        "each layer on `a` and `b`: a prompt of 2000 tokens and an answer of 500 are predicted to take "
+        "40.0 s, instead of 51.2 s by layers",
     ),
     (r.NotTogether("no cable"), "not by tensors: no cable"),
     (
         r.OtherWay(by_tensors=True),
-        "the run before was split by tensors, whose arithmetic differs: texts may go on differently",
+        "the previous run was split by tensors; the arithmetic differs, so texts may continue differently",
     ),
     (
         r.OtherWay(by_tensors=False),
-        "the run before was split by layers, whose arithmetic differs: texts may go on differently",
+        "the previous run was split by layers; the arithmetic differs, so texts may continue differently",
     ),
     (r.Without("c", r.Reported("it computes")), "without `c`: it computes"),
     (r.AllOn("head"), "all layers on `head`"),

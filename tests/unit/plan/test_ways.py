@@ -204,9 +204,25 @@ def test_it_is_advised_where_a_conversation_is_clearly_faster_and_never_where_it
 FAST = Scene(MODEL_70B, MINI_PC, G10)
 
 
-def test_three_workers_are_faster_than_two_and_one_that_holds_them_up_is_left_out() -> None:
-    three, two = replace(FAST, slower=(1.0,) * 3).ways(), FAST.ways()
-    assert three.nodes == ("a", "b", "c") and three.tensors.tok_s > 1.3 * two.tensors.tok_s
+def _demanded(scene: Scene, least: int) -> TwoWays:
+    plans = [choice.plan for choice in scene.chosen]
+    found = compare_ways(
+        scene.layers, scene.work, scene.machines, scene.options, plans, drafts=False, least=least
+    )
+    assert isinstance(found, WaysFound)
+    return found.ways
+
+
+def test_what_is_predicted_of_three_workers_is_not_relied_on() -> None:
+    """As three were once predicted 48 % too fast."""
+    three, two = replace(FAST, slower=(1.0,) * 3), FAST.ways()
+    assert three.ways().nodes == ("a", "b"), "both are enough"
+    demanded = _demanded(three, 3)
+    assert demanded.nodes == ("a", "b", "c") and demanded.tensors.tok_s > 1.3 * two.tensors.tok_s
+    assert demanded.advice is WayAdvice.NO_GAIN and demanded.tensors.seconds < 0.85 * demanded.layers.seconds
+
+
+def test_a_worker_that_holds_the_others_up_is_left_out() -> None:
     slow = replace(FAST, slower=(1.0, 1.0, 30.0))
     assert slow.ways().nodes == ("a", "b")
     found = slow.compared()
@@ -246,7 +262,7 @@ def test_why_there_is_no_such_split() -> None:
         "not by tensors: models of the architecture `mamba` have not been tried"
     )
     alone = str(replace(FAST, slower=(1.0,)).compared())
-    assert alone == "not by tensors: it takes two to four workers, each with one device; there: 1 device"
+    assert alone == "not by tensors: it takes two to four workers, each with one device; there is 1 device"
     nobody = replace(FAST.machines, offers=())
     plans = [choice.plan for choice in FAST.chosen]
     assert compare_ways(FAST.layers, FAST.work, nobody, OPTIONS, plans, drafts=False) is None
@@ -266,7 +282,8 @@ def test_the_words() -> None:
     )
     assert str(ways) == (
         "by layers 9.1, by tensors over `a` and `b` 14.8 tok/s (0.20 ms, 117 MB/s between workers; on a 10 "
-        "GbE cable 17.0); a prompt of 2000 tokens and an answer of 500 take 51.2 and 40.0 s: "
+        "GbE cable 17.0); a prompt of 2000 tokens and an answer of 500 take 51.2 s by "
+        "layers and 40.0 s by tensors: "
         "`--split tensor` is worth it"
     )
     local = replace(ways, pair=None, on_cable=None)

@@ -26,7 +26,7 @@ export const texts = {
 		refused: 'That link was already used, or is more than a minute old. Get a new one:',
 		end: 'End session',
 		ended: 'The session has ended',
-		endedHint: 'This page shows and does nothing until there is a new one. On the machine where meshd runs, as the same user, run:',
+		endedHint: 'To use this page again, run this on the machine where meshd runs, as the same user:',
 		key: 'This node needs an API key',
 		keyLabel: 'API key',
 		keySend: 'Use this key'
@@ -97,7 +97,7 @@ export const texts = {
 			punched: 'punched',
 			relayed: 'relayed'
 		},
-		lines: { direct: 'direct', punched: 'punched through a NAT', relayed: 'relayed by another machine' },
+		lines: { direct: 'direct', punched: 'direct, through a NAT', relayed: 'relayed by another machine' },
 		sent: (rate: string) => `↑ ${rate}/s`,
 		received: (rate: string) => `↓ ${rate}/s`,
 		capable: (rate: string) => `up to ${rate}/s`,

@@ -43,7 +43,7 @@ export const viewTexts = {
 		stop: 'Stop',
 		stopping: 'Stopping…',
 		stopped: 'Stopped. The next try continues from what has arrived; a file of more than 50 GB starts again.',
-		stopCommand: 'same as Ctrl-C in the terminal that started it',
+		stopCommand: 'or Ctrl-C, if a terminal started it',
 		steps: {
 			asking: 'asking the other machines',
 			looking: 'checking what is already here',
@@ -274,7 +274,7 @@ export const viewTexts = {
 
 	browser: {
 		title: 'Invite a phone or another browser',
-		text: 'It gets a chat and this picture of the machines, without meshd. It cannot change anything.',
+		text: 'It can chat and see the machines, without installing meshd. It cannot change anything.',
 		name: 'Name of the device',
 		nameEmpty: 'Give the device a name first.',
 		create: 'Show a QR code',
@@ -289,7 +289,7 @@ export const viewTexts = {
 		cannotLeave: 'On this machine, leave the mesh, which stops this node:',
 		cannotJoin: (role: string) => `Start this node again as before (\`meshd ${role} …\`), with \`--join -\`, and paste the invite.`,
 		cannotLoses: 'It keeps its name, its id and its models. Tunnels and exposed services have to be set up again.',
-		noPage: 'This node offers no page in its network. Open the saved page on the device, and paste the invite there.'
+		noPage: 'This node offers no page in its network. Save `/mesh/remote.html` from this address, open the file on the device, and paste the invite there.'
 	},
 
 	invite: {
@@ -406,10 +406,11 @@ export const viewTexts = {
 		short: 'That is short. Restart the node with',
 		phone: 'From a phone or another machine',
 		phoneHere: (url: string) => `On a phone in the same network, open ${url} and enter a key.`,
-		phoneSteps: 'Only this machine can use the API now. To allow others, make a key and restart the node with it:',
+		phoneSteps: 'Only this machine can use the API now. To allow others, make a key:',
+		phoneOptions: 'Restart the node with these options added to its command:',
 		phoneThen: 'Then, on the phone, open this machine’s address and enter the key:',
 		address: 'http://ADDRESS-OF-THIS-MACHINE:',
-		phoneClient: 'On another computer, `meshd client` offers the same API, encrypted and without a key:'
+		phoneClient: 'On another computer, `meshd client` offers the same API over the encrypted mesh, with a key only if this node asks for one:'
 	},
 
 	logs: {
