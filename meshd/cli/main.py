@@ -76,7 +76,7 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "client",
         GROUPS[1],
-        "offer the serving nodes' API on this machine, without a model",
+        "use the mesh's models from this machine, through the same API",
         module="roles",
     ),
     Verb("relay", GROUPS[1], "forward traffic between nodes that cannot connect directly", module="roles"),
@@ -105,7 +105,12 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("bench", GROUPS[2], "run benchmarks"),
     Verb("invite", GROUPS[3], "create, list and revoke invites", module="members"),
-    Verb("accept", GROUPS[3], "let in a node that printed a reply code", module="members"),
+    Verb(
+        "accept",
+        GROUPS[3],
+        "let in a node that could not connect (it prints the command)",
+        module="members",
+    ),
     Verb("forget", GROUPS[3], "remove a node that is gone from this node's list", module="members"),
     Verb("revoke", GROUPS[3], "ban a node from the mesh", module="members"),
     Verb("unban", GROUPS[3], "list the bans, or lift one", module="members"),

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 MEMBERS_SECONDS = 40.0  # members have 15 s, and those without a session 10 s more
 _NOWHERE = "not on this machine"
 _ACTIONS = {
-    "pull": "Copy a model from other machines in the mesh, or download it, unless it is on this machine.",
+    "pull": "Copy a model from other machines in the mesh, or download it, unless it is here already.",
     "show": "Show what a model's files say about it.",
     "verify": "Read the whole model, and compare it with the published hash.",
     "rm": "Remove a model that was downloaded; those of other programs stay.",
@@ -267,7 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action_parser.add_argument(
                 "--background",
                 action="store_true",
-                help="leave it to the daemon, and return once it has begun",
+                help="leave it to the running node, and return once it has begun",
             )
         if action == "rm":
             action_parser.add_argument("--yes", action="store_true", help="remove it without asking")

@@ -164,7 +164,8 @@ def add_role_options(parser: argparse.ArgumentParser, role: str) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="any setting of docs/config.md by its key, such as links.compress=on; lists as in its variable",
+        help="any setting that `meshd config` shows, such as links.compress=on; lists as in its environment "
+        "variable",
     )
     common.add_argument("-v", "--verbose", action="store_true", help="print the log, also on a terminal")
     for setting in SETTINGS:

@@ -90,7 +90,7 @@ class Worker(RoleVerb):
     """Lend this machine's GPUs or CPU to a mesh, until you stop it.
 
     Without --join, the first start creates a mesh and prints an invite on standard output. A restart needs no
-    invite. The log goes to standard error; on a terminal, to its file alone.
+    invite. On a terminal, the log goes only to its file (`meshd logs`); else to standard error.
 
     examples:
       meshd worker                                  create a mesh; download layers from the head

@@ -116,8 +116,8 @@ class ModelSettings:
         Setting(
             form=choice("auto", "always", "layers", "tensor"),
             metavar="auto|always|layers|tensor",
-            help="workers to use: auto or layers, those predicted to be fastest, at least --min-workers; "
-            "always, all, with layers by free memory; tensor (experimental), all, each with a part of every "
+            help="workers to use. auto, layers: those predicted to be fastest, at least --min-workers; "
+            "always: all, with layers by free memory; tensor (experimental): all, each with a part of every "
             "layer",
             more="`meshd plan` shows the prediction. tensor is faster only for slow machines on one cable; "
             "where it cannot be, the split is by layers. auto chooses it where it is predicted to be clearly "
