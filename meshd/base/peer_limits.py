@@ -349,7 +349,7 @@ EARLY_ENDS = Share(
 )
 MARKED = Share("workers whose failures a head remembers", 256, "node", "the oldest is forgotten")
 APART = Share(
-    "pairs of workers that no longer push to each other after one ended a lease",
+    "pairs of workers that do not push to each other for an hour after one ended a lease",
     256,
     "node",
     "the oldest is forgotten",

@@ -238,8 +238,8 @@ def add_split_options(parser: argparse.ArgumentParser) -> None:
         "--tensor-split",
         metavar="A,B,…",
         default="",
-        help="share of the layers per device: the workers', by node name, then this node's GPUs (without "
-        "one, its CPU)",
+        help="share of the layers per device: the workers' in the order of their names, then this "
+        "node's GPUs (without one, its CPU)",
     )
     parser.add_argument(
         "--device",

@@ -107,7 +107,7 @@ class ModelSettings:
         Setting(
             form=listed(forms.WEIGHT),
             metavar="A,B,…",
-            help="share of the layers per device: the workers', by node name, then this node's",
+            help="share of the layers per device: the workers' in the order of their names, then this node's",
             default="as --split decides",
         ),
     ] = ()

@@ -151,7 +151,6 @@ class Planning:
         marks = marks_of(index) if index is not None else b""
         surveyed = await self._surveyor.compared(work, options, roster, self._held(), _tell, marks=marks)
         now = asyncio.get_running_loop().time()
-        now = asyncio.get_running_loop().time()
         machines = replace(surveyed.machines, apart=roster.backoff.apart(surveyed.names, now))
         if index is not None:
             machines = replace(machines, lacking=lacking_shares(index, machines.offers))

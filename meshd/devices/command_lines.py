@@ -143,8 +143,8 @@ def mesh_head_environment(
 
     `sockets` are descriptors, in the order of the workers. `lent`: the bytes that each worker has reserved on
     each of its devices. A worker that has another number of devices is lost, and so is a worker that refuses
-    a buffer for which its devices have room. `activations`: the format of transmitted hidden states, f32 or
-    f16. `grace`: for so many seconds a path may be silent.
+    a buffer for which its devices have room. `activations`: the format of transmitted hidden states and of
+    the values of sums, f32 or f16. `grace`: for so many seconds a path may be silent.
 
     If preloaded, the module also keeps the loader from reading the workers' weights ahead; the linker accepts
     no blank or colon in the path of the module.
@@ -161,6 +161,7 @@ def mesh_head_environment(
         "GGML_MESH_WEIGHTS_FD": str(weights),
         "GGML_MESH_REPORT_FD": str(report),
         "GGML_MESH_ACTIVATIONS": activations,
+        "GGML_MESH_SUMS": activations,
         "GGML_MESH_GRACE": str(math.ceil(grace)),
     }
 

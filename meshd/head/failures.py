@@ -125,6 +125,10 @@ class WorkerBackoff:
         """Note that the head gave it up: once is enough, for that took long."""
         self._leave_out(worker, max(ENDS, 1 + self.ends(worker.peer)), why, now)
 
+    def served(self, peer: PeerId) -> None:
+        """Note that it was of use for long: ends before that are not in a row with later ones."""
+        self._ends.pop(peer, None)
+
     def ends(self, peer: PeerId) -> int:
         """Count its leases in a row that have ended too soon."""
         return self._ends[peer].count if peer in self._ends else 0
@@ -204,8 +208,8 @@ class Blame:
         """Blame a worker whose lease or connection ended first; `others` may have made it end.
 
         A mesh-server ends when a push fails, or when it cannot compute with a value that it has: any of them
-        may be at fault, and nobody can tell who. They push to each other no more: what goes through the head
-        is looked at there, so the next time it is certain.
+        may be at fault, and nobody can tell who. They do not push to each other for a while: what goes
+        through the head is looked at there, so the next time it is certain.
         """
         if not others:
             blamed = self.failed if self.loaded_at is None else self._left
@@ -223,8 +227,13 @@ class Blame:
         """Note that the head does not wait for this one any more."""
         self._given_up[peer] = why
 
-    def tell(self, backoff: WorkerBackoff, workers: Iterable[PeerStatus], now: float) -> list[PeerStatus]:
-        """Tell the back-off, which leaves workers out of later runs; return those that were at fault."""
+    def tell(
+        self, backoff: WorkerBackoff, workers: Iterable[PeerStatus], used: Collection[PeerId], now: float
+    ) -> list[PeerStatus]:
+        """Tell the back-off, which leaves workers out of later runs; return those that were at fault.
+
+        `used`: those that took part. Whoever did, for long and without blame, has no ends in a row any more.
+        """
         for first, other in self._pairs:
             backoff.part(first, other, now)
         lasted = now - self.loaded_at if self.loaded_at is not None else 0.0
@@ -240,6 +249,8 @@ class Blame:
             elif peer in self._in_doubt:
                 backoff.ended(worker, self._in_doubt[peer], now, lasted=lasted, in_doubt=True)
             else:
+                if peer in used and lasted >= STEADY_SECONDS:
+                    backoff.served(peer)
                 continue
             at_fault.append(worker)
         return at_fault

@@ -392,7 +392,7 @@ class Model:
         failures.restarts += was_started and not run.replaced and not self._was_stopped(run)
         now = asyncio.get_running_loop().time()
         backoff = self._roster.backoff
-        for worker in run.blame.tell(backoff, workers, now):
+        for worker in run.blame.tell(backoff, workers, run.workers, now):
             if (unsteady := backoff.unsteady(worker.peer, now)) is not None:
                 LOG.warning("worker_unsteady", peer=worker.peer.short, name=worker.name, why=unsteady)
         is_tried = was_started and not run.replaced and not self._was_stopped(run)

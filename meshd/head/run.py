@@ -35,6 +35,7 @@ from meshd.plan.choose_split import plan_model
 from meshd.plan.machines import NodeOffer
 from meshd.plan.reasons import TogetherByChoice, brief, faster_in_words
 from meshd.plan.split import Plan, split_of
+from meshd.plan.ways import CLEARLY
 from meshd.plan.wishes import read_llama_args, shape_of
 from meshd.process.interface import ChildStatus
 from meshd.tunnel.interface import TunnelStatus
@@ -239,12 +240,15 @@ class Run:
         if facts is None or not self.is_by_choice or not rate or answers < _SEVERAL_ANSWERS:
             return ""
         chosen = next((why for why in facts.plan.reasons if isinstance(why, TogetherByChoice)), None)
-        if chosen is None or (seconds := chosen.of_prompt + chosen.answer / rate) <= chosen.by_layers:
+        if chosen is None:
+            return ""
+        seconds = chosen.of_prompt + chosen.answer / rate
+        if CLEARLY * seconds <= chosen.by_layers:
             return ""
         return (
             f"at the speed of {answers} answers, a prompt of {chosen.prompt} tokens and an answer of "
-            f"{chosen.answer} take {seconds:.1f} s by tensors; {chosen.by_layers:.1f} s by layers"
-            " were predicted"
+            f"{chosen.answer} take {seconds:.1f} s by tensors, but {chosen.by_layers:.1f} s were "
+            "predicted by layers"
         )
 
     @property
@@ -441,7 +445,7 @@ class Run:
     async def _try_sums(self) -> str:
         """Return why to load the model again: sums of some do not go where `auto` expects them.
 
-        These do not compute together any more. Others may, else the next run is by layers.
+        These do not compute together for a while. Others may, else the next run is by layers.
         """
         if not self.is_by_choice or not self._push_plan.indirect:
             return ""
@@ -529,8 +533,9 @@ class Run:
         elif not known and not self.loaded:
             self.server_died = ServerDied(self._options.child, split_of(plan), over.tail)
             if at_first_token:
-                for lease in self._leases.held:  # of what the last one computes llama-server makes the token
-                    if lease.name == plan.last_node:
+                # Of what the last one computes llama-server makes the token; by tensors, of what all do.
+                for lease in self._leases.held:
+                    if plan.by_tensors or lease.name == plan.last_node:
                         self.blame.doubt(lease.peer, over.why)
         self.end.say(over.why)
 

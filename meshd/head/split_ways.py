@@ -60,7 +60,7 @@ class SplitWays:
         self._last = by_tensors
         if by_tensors:
             self._loads += 1
-            self._indirect = 0
+        self._indirect = 0
 
     def noted(self, plan: Plan) -> Plan:
         """Return the plan of the next run, which says where it is split otherwise than the one before."""

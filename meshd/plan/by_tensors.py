@@ -114,7 +114,7 @@ def _too_small(shares: Sequence[DeviceShare]) -> str:
             need, have = share.total >> 20, share.device.free >> 20
             return (
                 f"{share.device.label} has {have} MiB free, and would need {need} MiB (less with a smaller "
-                "--ctx-size or fewer --slots)"
+                "`--ctx-size` or fewer `--slots`)"
             )
     return ""
 
@@ -151,7 +151,7 @@ def _why_not(layers: ModelLayers, plan: Plan, options: HeadOptions) -> str:
 
 
 def _are_apart(plan: Plan, apart: Mapping[frozenset[str], str]) -> str:
-    """Name two of its workers that may not compute together any more, and why; empty: all may."""
+    """Name two of its workers that may not compute together now, and why; empty: all may."""
     for pair in combinations([share.device.node for share in plan.taking], 2):
         if why := apart.get(frozenset(pair)):
             return f"{names_of(pair)} {why}"

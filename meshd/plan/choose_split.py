@@ -84,7 +84,7 @@ from meshd.plan.two_ways import (
     WaysCompared,
     auto_refuses,
 )
-from meshd.plan.ways import CLEARLY, WaysFound, among, compare_ways
+from meshd.plan.ways import CLEARLY, WaysFound, among, compare_ways, surely
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 _PLACES = ("head", "worker")  # of the output
@@ -285,7 +285,7 @@ def _choose_way(
     if _holds_less(found.plan, runs):
         return NotTogether(WhyByLayers.SHORTER)
     seconds, otherwise = predictor.conversation_seconds(found.plan), ways.ways.layers.seconds
-    if seconds > CLEARLY * otherwise:
+    if surely(found.plan, seconds) > CLEARLY * otherwise:
         return NotTogether(WayAdvice.NO_GAIN)
     of_prompt = predictor.prompt_seconds(found.plan)
     reason = TogetherByChoice(

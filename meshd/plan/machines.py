@@ -39,7 +39,7 @@ from meshd.wire.lease import SHARED_MEMORY, OfferedDevice, WorkerOffer
 
 _AS_MUCH = 0.8  # of the memory that is most: what nodes of one machine see of a card is rarely the same
 IN_DOUBT = "do not exchange data directly for an hour: one of them failed, and it is unknown which"
-INDIRECT = "could not connect past both daemons when the model was last loaded by tensors"
+INDIRECT = "could not connect past both daemons when they last tried"
 Held = Mapping[tuple[str, str], int]
 """Bytes by node and device."""
 

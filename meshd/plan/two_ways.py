@@ -12,6 +12,9 @@ class WayAdvice(StrEnum):
     WORTH = "`--split tensor` is worth it"
     SLOWER = "`--split tensor` would be slower"
     NO_GAIN = "`--split tensor` would gain too little"
+    UNSURE = (
+        "`--split tensor` may gain too little: with three or more workers, predictions were too optimistic"
+    )
     FAR = "`--split tensor` needs a cable: less than 1 ms between workers"
     UNMEASURED = "too little was measured to rely on it"
     DRAFTS = "a draft model or draft options, which only a split by layers supports, may gain as much"

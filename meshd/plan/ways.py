@@ -73,7 +73,7 @@ def compare_ways(
             why_not = why_not or error.what
     if not found:
         return OneWay(why_not)
-    tensors = min(found, key=lambda plan: _surely(plan, predictor.conversation_seconds(plan)))
+    tensors = min(found, key=lambda plan: surely(plan, predictor.conversation_seconds(plan)))
     # Both, with what is between the workers.
     best = min(by_layers, key=predictor.conversation_seconds)
     outcome, split = predictor.predict(tensors), predictor.split_of(tensors)
@@ -84,7 +84,7 @@ def compare_ways(
         )
         for plan in (best, tensors)
     ]
-    sure = _surely(tensors, rates[1].seconds)
+    sure = surely(tensors, rates[1].seconds)
     pair = max(split.pairs, key=lambda pair: pair.seconds(VALUE_BYTES * layers.widths.embedding))
     is_measured = all(predictor.predictor.is_measured(each) for each in (split, predictor.split_of(best)))
     ways = TwoWays(
@@ -95,12 +95,12 @@ def compare_ways(
         answer=CONVERSATION_ANSWER,
         pair=None if pair.path is LOCAL_PATH else (pair.path.rtt, pair.path.rate),
         on_cable=_on_cable(predictor, split, rates[1].tok_s),
-        advice=_advice(split.pairs, rates[0].seconds, sure, is_measured=is_measured, drafts=drafts),
+        advice=_advice(split.pairs, rates, sure, is_measured=is_measured, drafts=drafts),
     )
     return WaysFound(ways, outcome, len(tensors.nodes) == len(machines.offers))
 
 
-def _surely(plan: Plan, seconds: float) -> float:
+def surely(plan: Plan, seconds: float) -> float:
     """Return the seconds that it takes even if the prediction is as wrong as it was once measured to be."""
     return seconds * (_MORE_THAN_TWO if len(plan.nodes) > 2 else 1.0)
 
@@ -167,16 +167,19 @@ def _planned(layers: ModelLayers, machines: Machines, options: HeadOptions, pred
 
 
 def _advice(
-    pairs: Sequence[PairWay], by_layers: float, tensors: float, *, is_measured: bool, drafts: bool
+    pairs: Sequence[PairWay], rates: Sequence[WayRates], sure: float, *, is_measured: bool, drafts: bool
 ) -> WayAdvice:
     if max(pair.path.rtt for pair in pairs) >= SWITCHED_SECONDS:
         return WayAdvice.FAR
     if not is_measured or not all(pair.is_known and pair.is_rated for pair in pairs):
         return WayAdvice.UNMEASURED
+    by_layers, tensors = (each.seconds for each in rates)
     if tensors >= by_layers:
         return WayAdvice.SLOWER
     if tensors > CLEARLY * by_layers:
         return WayAdvice.NO_GAIN
+    if sure > CLEARLY * by_layers:
+        return WayAdvice.UNSURE
     return WayAdvice.DRAFTS if drafts else WayAdvice.WORTH
 
 

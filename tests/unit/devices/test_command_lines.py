@@ -93,13 +93,15 @@ def test_descriptors_of_a_head_go_by_environment() -> None:
         "GGML_MESH_WEIGHTS_FD": "5",
         "GGML_MESH_REPORT_FD": "6",
         "GGML_MESH_ACTIVATIONS": "f32",
+        "GGML_MESH_SUMS": "f32",
         "GGML_MESH_GRACE": "0",
     }
     halved = command_lines.mesh_head_environment(
         module="/a b/m.so", sockets=[], lent=[], weights=5, report=6, activations="f16", grace=1.5
     )
     assert "LD_PRELOAD" not in halved, "the linker would read two names"
-    assert (halved["GGML_MESH_ACTIVATIONS"], halved["GGML_MESH_GRACE"]) == ("f16", "2")
+    assert (halved["GGML_MESH_ACTIVATIONS"], halved["GGML_MESH_SUMS"]) == ("f16", "f16")
+    assert halved["GGML_MESH_GRACE"] == "2"
 
 
 def test_programs_of_the_mesh_protocol_are_told_how_to_wait() -> None:

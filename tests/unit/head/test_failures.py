@@ -16,6 +16,7 @@ from meshd.head.failures import (
     SERVER_TRIES_ANY,
     STEADY_SECONDS,
     TRIES,
+    Blame,
     DeviceExclusions,
     ServerDied,
     ServerFailures,
@@ -279,6 +280,17 @@ def test_pairs_stay_apart_and_few_are_remembered() -> None:
     backoff.keep_from_sums(peers[0], peers[1], 10.0)
     assert not backoff.are_apart(peers[0], peers[1], 10.0)
     assert backoff.apart(names, 10.0)[frozenset({"forgotten", "good"})] == INDIRECT
+
+
+@pytest.mark.parametrize(("lasted", "left"), [(STEADY_SECONDS, 0), (STEADY_SECONDS - 1, 1)])
+def test_a_long_run_without_blame_ends_a_row(lasted: float, left: int) -> None:
+    backoff = WorkerBackoff()
+    for worker in (BAD, GOOD):
+        backoff.ended(worker, "it went", 0.0, lasted=0.0, in_doubt=True)
+    blame = Blame()
+    blame.loaded_at = 100.0
+    assert blame.tell(backoff, [BAD, GOOD], {GOOD.peer}, 100.0 + lasted) == []
+    assert (backoff.ends(GOOD.peer), backoff.ends(BAD.peer)) == (left, 1), "who took no part stays as it was"
 
 
 def test_pairs_come_together_again() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from meshd.base.errors import Refused
-from meshd.gateway.interface import AnswerTimings
+from meshd.gateway.interface import AnswerTimings, ReadyReport
 from meshd.head import run as run_module
 from meshd.head.better_load import UNASKED_SECONDS, SplitNow
 from meshd.head.failures import STEADY_SECONDS
@@ -221,6 +221,20 @@ async def test_a_wrong_value_in_a_sum_may_come_from_any_worker(
         assert backoff.are_apart(peers[0], peers[1], now)
         await it.until(ModelState.READY)
         assert not is_by_tensors(it), "through the head, values are looked at"
+
+
+async def test_a_first_token_that_fails_may_be_any_workers_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with together(tmp_path, monkeypatch) as (it, _):
+        await held(it)
+        asked, child = it.bench.ready, it.llama
+        assert is_by_tensors(it) and asked is not None
+        it.bench.ready = asyncio.get_running_loop().create_future()
+        asked.set_result(ReadyReport(False, "the first token failed: unordered_map::at"))
+        await until_started_anew(it, child)
+        backoff = it.serve.serving.roster.backoff
+        assert [backoff.ends(worker.mesh.key.peer) for worker in it.workers.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("code", [NO_MEMORY, PAUSED, "busy"])
