@@ -135,11 +135,11 @@ LOSSES = {
         ways=("sealed", "socketpair"),  # the first link that comes back may be QUIC's
         is_needed=True,
     ),
-    # nobody can tell which of the two is at fault: they exchange nothing any more
+    # nobody can tell which of the two is at fault: they exchange nothing for an hour
     "both workers": Loss(
         lambda lab: lab.cut(("worker-0", "worker-1")),
         ("worker-0", "worker-1"),
-        split="by layers: the model cannot be split by tensors: `worker-0` and `worker-1` exchange nothing",
+        split="by layers: the model cannot be split by tensors: `worker-0` and `worker-1` do not exchange",
         ways=(),
     ),
 }
