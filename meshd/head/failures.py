@@ -232,7 +232,7 @@ class Blame:
     ) -> list[PeerStatus]:
         """Tell the back-off, which leaves workers out of later runs; return those that were at fault.
 
-        `used`: those that took part. Whoever did, for long and without blame, has no ends in a row any more.
+        `used`: those that took part. For them, a long run without blame ends the row of early ends.
         """
         for first, other in self._pairs:
             backoff.part(first, other, now)

@@ -27,7 +27,7 @@ from meshd.plan.wishes import HeadOptions
 
 _ALL_SETS = 5  # workers of which all sets are looked at
 CLEARLY = 0.85  # of the time of a conversation by layers
-_MORE_THAN_TWO = 1.5  # as much longer as for two may it take: three were predicted 48 % too fast (0092)
+_MORE_THAN_TWO = 1.5  # times the predicted seconds: three workers were predicted 48 % too fast (0092)
 _FAST_CABLE = 1.17e9  # bytes a second that 10 GbE carries
 _VISIBLE = 1.02  # times as fast, with such a cable
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -91,3 +92,16 @@ def lose(mesh: Mesh, happens: Callable[[], object]) -> None:
     assert mesh.head.wait_end() == LOST
     assert len(came) >= 5
     assert stock_text(smollm2(), MANY).startswith("".join(came))
+
+
+def check_wrong_push_is_named(mesh: Mesh) -> None:
+    """Raise AssertionError unless worker 1 said what worker 0 has pushed to it, and the head names either.
+
+    Worker 0 sees that worker 1 has ended, and the head may hear that first.
+    """
+    why = "lost neighbour 0: it pushed something else than the head says"
+    report = mesh.servers[1].report
+    assert report is not None
+    report.wait(f"failed {why}")
+    named = rf"mesh: lost MESH(0: it says: lost neighbour 1: it ended|1: it says: {why})"
+    assert re.search(named, mesh.head.output), mesh.head.output

@@ -9,7 +9,7 @@ from meshd.build.interface import LLAMA_SERVER
 from meshd.rpc import mesh_protocol as wire
 
 from tests.e2e.mesh_rig import CountedPair, Mesh, MeshHead, MeshServer
-from tests.e2e.mesh_server_scene import LONG, MARKS, found_build, lose
+from tests.e2e.mesh_server_scene import LONG, MARKS, check_wrong_push_is_named, found_build, lose
 from tests.e2e.models import smollm2, stock, stock_text
 from tests.e2e.native_rig import DEADLINE
 from tests.e2e.random_models import MODELS, random_model
@@ -108,14 +108,7 @@ def test_a_neighbour_that_says_something_else_ends_the_head(build: MeshBuild, tm
     """A frame between two of the workers' own."""
     with Mesh(build, tmp_path, smollm2(), 2, weights=[smollm2()], push=True) as mesh:
         lose(mesh, lambda: mesh.between[0, 1].insert(wire.HEADER.pack(8, wire.PUSHED, 0, 0) + bytes(8)))
-        why = "lost neighbour 0: it pushed something else than the head says"
-        report = mesh.servers[1].report
-        assert report is not None
-        report.wait(f"failed {why}")
-        # Worker 0 sees that worker 1 has ended, and the head may hear that first.
-        assert re.search(
-            rf"mesh: lost MESH(0: it says: lost neighbour 1: it ended|1: it says: {why})", mesh.head.output
-        )
+        check_wrong_push_is_named(mesh)
 
 
 def test_workers_end_with_their_head_and_without_a_complaint(build: MeshBuild, tmp_path: Path) -> None:

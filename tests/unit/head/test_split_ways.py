@@ -371,11 +371,14 @@ def share_of(share: DeviceShare, node: str) -> DeviceShare:
     return replace(share, device=replace(share.device, node=node))
 
 
-@pytest.mark.parametrize(("seconds", "answers"), [(1.0, 3), (0.58, 3), (9.0, 2)])
+@pytest.mark.parametrize(("seconds", "answers"), [(1.0, 3), (0.7, 3), (9.0, 2)])
 async def test_a_run_that_is_slower_than_by_layers_is_loaded_again_once_nobody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, answers: int
 ) -> None:
-    """By layers 500 tokens and a prompt were to take 2 s. Faster answers with drafts do not count."""
+    """By layers 500 tokens and a prompt were to take 2 s: 2.25 s are not clearly more, 3 s are.
+
+    Faster answers with drafts do not count.
+    """
     async with together(tmp_path, monkeypatch) as (it, _):
         await loaded(it)
         child = it.llama
