@@ -92,7 +92,7 @@ soak: build ## the long runs: workers lost a thousand times, links cut for a tho
 fuzz: $(INSTALLED) ## hostile input: a million for the parsers, ten million each for nodes, mesh-server and its daemon
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.hostile --messages 10000000 --jobs 2
-	$(BIN)/python -m tests.fuzz.native --frames 10000000
+	$(BIN)/python -m tests.fuzz.native --frames 10000000 --jobs 2
 	$(BIN)/python -m tests.fuzz --inputs 10000000 --target mesh-talk --target mesh-answers \
 		--target mesh-view --target mesh-pushed
 

@@ -36,7 +36,6 @@ PROGRAMS = (*native.UPSTREAM_PROGRAMS, *native.OUR_PROGRAMS)
 _TARGETS = ("llama-server", "ggml-rpc-server", "llama-bench", "mesh-server", "ggml-mesh")
 _FLAGS = (
     "-DGGML_OPENMP=OFF",  # its library would have to come along; ggml has threads of its own
-    "-DMESH_CRYPTO=OFF",  # it would have to come along, with its licence and its updates
     "-DGGML_NATIVE=OFF",
     "-DGGML_BACKEND_DL=ON",
     "-DGGML_CPU_ALL_VARIANTS=ON",

@@ -60,6 +60,7 @@ LOG = log.get("daemon")
 T = TypeVar("T")
 MESH_BUILD = "remove it, or omit --native-bin; then run `meshd native build`"
 SAY_SECONDS = 60.0  # a GPU takes seconds for its first device
+_SEALS_SECONDS = 10.0
 _HOST = "host "  # a line of the module's report: the ggml of the program that loaded it
 NOT_BUILT = "llama.cpp is not built yet"
 _SAID = re.compile(r"version: (\S+) \((?:build \d+, commit )?(\S+)\)")
@@ -188,20 +189,13 @@ async def check_native_once(
     """
     key = _checked_key(native, pin, head=head, machine=machine)
     good = replace(native, version=replace(native.version, pin=pin.commit))
-    for seals in (True, False):
-        if key and passed.use(_answered_key(key, seals=seals)):
-            return replace(good, seals=seals)
+    if key and passed.use(key):
+        return good
     checked = await check_native(native, pin=pin, logs=logs, head=head)
     # A llama-server without a known commit causes a warning at each start.
-    is_good = checked == replace(good, seals=checked.seals)
-    if key and is_good and key == _checked_key(native, pin, head=head, machine=machine):
-        passed.add(_answered_key(key, seals=checked.seals))
+    if key and checked == good and key == _checked_key(native, pin, head=head, machine=machine):
+        passed.add(key)
     return checked
-
-
-def _answered_key(key: str, *, seals: bool) -> str:
-    """Return the key of a passed check in which mesh-server said whether it seals."""
-    return trial_key([key, "seals" if seals else "does not seal"])
 
 
 def _checked_key(native: NativeBuild, pin: Pin, *, head: bool, machine: str) -> str:
@@ -269,7 +263,7 @@ async def check_native(native: NativeBuild, *, pin: Pin, logs: Path, head: bool)
                 )
                 asked += [owner.start(_answer(check), name="native check") for check in more]
             # In this order: of several faults the first is the cause.
-            native = replace(native, seals=_seals(_or_raise(await server)))
+            _or_raise(await server)
             answers = [_or_raise(await check) for check in asked]
     except ExceptionGroup as group:
         raise first_error(group) from None
@@ -297,23 +291,29 @@ def _or_raise(answer: T | UserError) -> T:
 
 
 async def asked_to_seal(native: NativeBuild, run: RunToEnd, logs: Path) -> NativeBuild:
-    """Ask mesh-server whether it seals, and return `native` with the answer: for a build that is not checked.
+    """Ask mesh-server whether it can seal, as it will run, and return `native` with the answer.
 
-    What it cannot tell it cannot do.
+    Asked at each start, as that depends on a library of the system. What it cannot tell it cannot do: a
+    library that crashes or hangs it must not keep a node from starting.
     """
-    try:
-        lines = await _printed(native.mesh_server, ("--describe",), logs / "native-check.log", run=run)
-    except UserError:
-        return native
-    return replace(native, seals=_seals(_described(lines)))
+    lines: list[str] = []
+    spec = ChildSpec(
+        name="seals",
+        argv=(str(native.mesh_server), "--seals"),
+        log=logs / "native-check.log",
+        on_line=lines.append,
+        sandbox=Sandbox(),
+    )
+    seals = False
+    with suppress(TimeoutError, UserError):
+        async with asyncio.timeout(_SEALS_SECONDS):
+            ended = await run(spec)
+        seals = ended.code == 0 and _described(lines).get("seals") is True
+    return replace(native, seals=seals)
 
 
-def _seals(described: Mapping[str, object]) -> bool:
-    return described.get("seals") is True
-
-
-async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: Path) -> Mapping[str, object]:
-    """Check and return what mesh-server reports about itself, or about the module. Raises ProgramFault."""
+async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: Path) -> None:
+    """Check what mesh-server reports about itself, or about the module. Raises ProgramFault."""
     what = module[0] if module else server
     lines = await _printed(server, ("--describe", *map(str, module)), log_file)
     described = _described(lines)
@@ -329,7 +329,6 @@ async def _check_ours(server: Path, module: Sequence[Path], pin: Pin, log_file: 
             trouble=ProgramTrouble.VERSION,
             hint=f"make {MESH_PROGRAM} and {MESH_MODULE} from llama.cpp {pin.commit[:9]}, or {MESH_BUILD}",
         )
-    return described
 
 
 async def _version_of(program: Path, pin: Pin, log_file: Path) -> LlamaVersion:
@@ -380,7 +379,6 @@ async def _printed(
     *,
     env: Mapping[str, str] | None = None,
     hand_over: tuple[int, ...] = (),
-    run: RunToEnd = run_to_end,
 ) -> list[str]:
     """Run a program to its end; return the lines that it prints. Raises UserError if it fails."""
     lines: list[str] = []
@@ -394,7 +392,7 @@ async def _printed(
     )
     try:
         async with asyncio.timeout(SAY_SECONDS):
-            ended = await run(spec)
+            ended = await run_to_end(spec)
     except TimeoutError:
         what = f"`{program} {' '.join(words)}` did not end within {SAY_SECONDS:.0f} s: {_last(lines)}"
         raise ProgramFault(what, trouble=ProgramTrouble.FAILS, hint=MESH_BUILD) from None

@@ -379,25 +379,24 @@ class Daemon:
         paths, head = self._config.paths, self._kind.runs_llama_server
         if not self._kind.needs_native:
             return native_if_built(paths)
+        run = runner(self._config.node.sandbox)
         if paths.native_bin is None:
-            natives = natives_here(paths, head=head)
-            run = runner(self._config.node.sandbox)
-            chosen = await choose_build(
-                natives, run, cache=paths.cache, logs=paths.logs, machine=machine_id(b"")
+            natives, machine = natives_here(paths, head=head), machine_id(b"")
+            native = await choose_build(natives, run, cache=paths.cache, logs=paths.logs, machine=machine)
+        else:
+            native = find_native(paths, head=head)
+            if native.mesh_server.parent != paths.native_bin.absolute() and not head:
+                what = f"no {native.mesh_server.name}; {native.mesh_server} is used"
+                LOG.warning("native_bin_lacks", path=str(paths.native_bin), what=what)
+            native = await check_native_once(
+                native,
+                pin=read_pin(),
+                logs=paths.logs,
+                head=head,
+                passed=TrialCache(paths.cache / "native-checks"),
+                machine=machine_id(b""),
             )
-            return chosen if head else await asked_to_seal(chosen, run, paths.logs)
-        native = find_native(paths, head=head)
-        if native.mesh_server.parent != paths.native_bin.absolute() and not head:
-            what = f"no {native.mesh_server.name}; {native.mesh_server} is used"
-            LOG.warning("native_bin_lacks", path=str(paths.native_bin), what=what)
-        return await check_native_once(
-            native,
-            pin=read_pin(),
-            logs=paths.logs,
-            head=head,
-            passed=TrialCache(paths.cache / "native-checks"),
-            machine=machine_id(b""),
-        )
+        return native if head else await asked_to_seal(native, run, paths.logs)
 
     async def _live(
         self, key: KeyPair, entered: Entered[Joining], native: NativeBuild, mesh_port: MeshPort

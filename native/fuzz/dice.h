@@ -7,7 +7,8 @@
 
 class dice {
 public:
-    explicit dice(uint64_t seed) : state(seed * 0x9E3779B97F4A7C15ull + 0x2545F4914F6CDD1Dull) {}
+    // Seeds are numbers in a row: mixed, or one would have the numbers of the one before, moved by one
+    explicit dice(uint64_t seed) : state(seed) { state = next(); }
 
     uint64_t next() { // splitmix64
         uint64_t z = (state += 0x9E3779B97F4A7C15ull);

@@ -60,11 +60,11 @@ static bool wrong_or_slow(const mesh_session & one, clock_t began) {
     return one.refused_valid();
 }
 
-// Two threads share the work of a node; one session of 8, as they are started anew for each graph
+// Two to four threads share the work of a node; one session of 8, as they are started anew for each graph
 static std::vector<lent_device> with_threads(ggml_backend_t cpu) {
     const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)), "ggml_backend_set_n_threads"));
-    const int threads = session % 8 == 5 ? 2 : 1;
+    const int threads = session % 8 == 5 ? static_cast<int>(2 + session / 8 % 3) : 1;
     set_threads(cpu, threads);
     return { { cpu, 64u << 20, {}, threads } };
 }
@@ -125,7 +125,7 @@ int main(int argc, char ** argv) {
         }
     }
     if (records_alone && !can_seal()) {
-        std::fprintf(stderr, "--records needs libcrypto, without which it was built\n");
+        std::fprintf(stderr, "--records needs libcrypto, which this machine does not have\n");
         return 2;
     }
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);

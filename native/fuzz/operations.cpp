@@ -39,7 +39,8 @@ ggml_tensor * operation_maker::set_rows() {
     const ggml_type type =
         d.of({ GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL });
     ggml_tensor * a = leaf(type, row(type), d.within(1, 20), n(), n());
-    ggml_tensor * b = leaf(d.one_in(4) ? GGML_TYPE_F16 : GGML_TYPE_F32, a->ne[0], d.within(1, 8), a->ne[2], a->ne[3]);
+    const bool half = type == GGML_TYPE_F16 && d.one_in(4);
+    ggml_tensor * b = leaf(half ? GGML_TYPE_F16 : GGML_TYPE_F32, a->ne[0], d.within(1, 8), a->ne[2], a->ne[3]);
     return ggml_set_rows(ctx, a, b, ids(d.of({ GGML_TYPE_I64, GGML_TYPE_I32 }), a->ne[1], b->ne[1], 1, 1));
 }
 

@@ -73,7 +73,7 @@ bool read_tensor(const ggml_tensor * tensor, void * data, size_t offset, size_t 
     return read_pieces(tensor, static_cast<uint8_t *>(data), offset, size, 0);
 }
 
-// Known to the daemon (meshd/head/push_plan.py): the worker, or one that pushes to it
+// Known to the daemon (meshd/head/leases.py): the worker, or one that pushes to it
 static constexpr char SENT_WRONG[] = "it sent values that are not finite";
 
 bool read_activation(const ggml_tensor * tensor, void * data) {

@@ -17,7 +17,7 @@ static std::string list(const std::vector<std::string> & names) {
     return "[" + text + "]";
 }
 
-std::string describe(const char * what, const std::string & more) {
+std::string describe(const char * what) {
     std::vector<std::string> operations;
     for (uint32_t i = 0; i < OPERATION_COUNT; i++) {
         ggml_op op;
@@ -34,7 +34,7 @@ std::string describe(const char * what, const std::string & more) {
     }
     return std::string("{\"program\": \"") + what + "\", \"protocol\": " + std::to_string(VERSION) + ", \"ggml\": \"" +
            ggml_release() + "\", \"backend_api\": " + std::to_string(GGML_BACKEND_API_VERSION) +
-           ", \"operations\": " + list(operations) + ", \"types\": " + list(types) + more + "}";
+           ", \"operations\": " + list(operations) + ", \"types\": " + list(types) + "}";
 }
 
 } // namespace mesh

@@ -6,6 +6,6 @@
 namespace mesh {
 
 // `more`: further fields
-std::string describe(const char * what, const std::string & more = "");
+std::string describe(const char * what);
 
 } // namespace mesh

@@ -1,14 +1,15 @@
 #include "large_pages.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #ifdef __linux__
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 static constexpr int COLLAPSE = 25; // MADV_COLLAPSE since Linux 6.1: older headers lack it
@@ -44,16 +45,59 @@ static void collapse(uintptr_t at, size_t page) {
 // for each page so many times as long as it took: who computes waits for this process's memory, whatever the priority
 static constexpr int REST = 3;
 
-static std::atomic<int64_t> spent{ 0 }; // nanoseconds
-
-double large_page_seconds() {
-    return static_cast<double>(spent) * 1e-9;
+static int64_t nanoseconds(clockid_t clock) {
+    timespec used = {};
+    clock_gettime(clock, &used);
+    return used.tv_sec * 1000000000ll + used.tv_nsec;
 }
 
-static int64_t thread_nanoseconds() {
-    timespec used = {};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-    return used.tv_sec * 1000000000ll + used.tv_nsec;
+// Processor time of the threads that lay pages. A page counts while it is being laid, not only afterwards: the kernel
+// may have to make room for it, and one page then takes longer than what counts as work (progress.cpp)
+struct laying_times {
+    std::mutex mutex;
+    std::vector<clockid_t> running;
+    int64_t ended = 0; // nanoseconds of threads that are gone
+};
+
+static laying_times & times() {
+    static auto * const all = new laying_times; // never freed: threads may outlive main()
+    return *all;
+}
+
+// Counts the thread that makes it, as long as it exists
+class counted_thread {
+public:
+    counted_thread() {
+#ifdef __linux__
+        pthread_getcpuclockid(pthread_self(), &clock);
+#endif
+        std::lock_guard<std::mutex> lock(times().mutex);
+        times().running.push_back(clock);
+    }
+    counted_thread(const counted_thread &) = delete;
+    counted_thread & operator=(const counted_thread &) = delete;
+
+    ~counted_thread() {
+        auto & [mutex, running, ended] = times();
+        std::lock_guard<std::mutex> lock(mutex);
+        running.erase(std::remove(running.begin(), running.end(), clock), running.end());
+        ended += nanoseconds(clock);
+    }
+
+    int64_t spent() const { return nanoseconds(clock); }
+
+private:
+    clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
+};
+
+double large_page_seconds() {
+    auto & [mutex, running, ended] = times();
+    std::lock_guard<std::mutex> lock(mutex);
+    int64_t sum = ended;
+    for (const clockid_t clock : running) {
+        sum += nanoseconds(clock);
+    }
+    return static_cast<double>(sum) * 1e-9;
 }
 
 large_pages::~large_pages() {
@@ -104,6 +148,7 @@ void large_pages::work(size_t page) {
 #ifdef __linux__
     setpriority(PRIO_PROCESS, 0, 19); // of this thread: what computes comes first
 #endif
+    const counted_thread counted;
     std::unique_lock<std::mutex> lock(mutex);
     while (!ended) {
         if (left.empty()) {
@@ -119,10 +164,9 @@ void large_pages::work(size_t page) {
         one.from = at + page;
         at_work = at;
         lock.unlock();
-        const int64_t before = thread_nanoseconds();
+        const int64_t before = counted.spent();
         collapse(at, page);
-        const int64_t took = thread_nanoseconds() - before;
-        spent += took;
+        const int64_t took = counted.spent() - before;
         lock.lock();
         at_work = 0;
         changed.notify_all();

@@ -133,7 +133,7 @@ bool arrivals::read_one() {
     }
     const auto keys = kind == SEALED_NEIGHBOUR ? receive_keys(socket, one) : nullptr;
     if (keys != nullptr && !can_seal()) {
-        throw std::runtime_error("this program cannot seal");
+        throw std::runtime_error(CANNOT_SEAL);
     }
     const size_t wanted = kind == COMPLETE ? 0 : 1;
     if (one.descriptors.size() != wanted) {

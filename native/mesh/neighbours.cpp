@@ -72,7 +72,9 @@ neighbours::neighbour::neighbour(const neighbour_socket & one, size_t room) :
     coming(room), going(link, room, [this](const std::string &) {
         link.shut(); // the reader finds the same
         going.end();
-    }) {}
+    }) {
+    self.keys.reset(); // what seals has them
+}
 
 // The parent times them (meshd/worker/turn_times.py), and notices by the count when a line is missing
 void neighbours::neighbour::tell_came() {

@@ -89,7 +89,7 @@ private:
         void tell_came();
         void tell_pushed(size_t body);
 
-        const neighbour_socket self;
+        neighbour_socket self;
         channel link;
         std::mutex reading_turn; // of its thread, and of whoever waits for what comes next
         bool is_over = false;    // nothing more is read; in that turn

@@ -1,9 +1,7 @@
 #include "sealing.h"
 
-#ifdef MESH_CRYPTO
+#include "libcrypto.h"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
 #include <sys/socket.h>
 
 #ifndef MSG_NOSIGNAL
@@ -17,9 +15,23 @@ static constexpr size_t TAG_BYTES = 16;
 static constexpr size_t NONCE_BYTES = 12;
 static constexpr size_t MOST_BYTES = SIZE_BYTES + RECORD_BYTES + TAG_BYTES;
 
+// Of this machine; nullptr: it has none
+static const libcrypto * crypto() {
+    static const std::unique_ptr<const libcrypto> found = load_libcrypto(LIBCRYPTO_NAMES);
+    return found.get();
+}
+
+// Not left out by a compiler that sees that nobody reads it
+static void clear(std::array<uint8_t, sealing_keys::BYTES> & key) {
+    volatile uint8_t * bytes = key.data();
+    for (size_t i = 0; i < key.size(); i++) {
+        bytes[i] = 0;
+    }
+}
+
 sealing_keys::~sealing_keys() {
-    OPENSSL_cleanse(sending.data(), sending.size());
-    OPENSSL_cleanse(receiving.data(), receiving.size());
+    clear(sending);
+    clear(receiving);
 }
 
 static void must(int done, const char * what) {
@@ -36,19 +48,21 @@ static uint32_t take_size(const uint8_t * bytes) {
 }
 
 struct end_context {
-    void operator()(EVP_CIPHER_CTX * context) const { EVP_CIPHER_CTX_free(context); } // which clears it
+    void operator()(evp_cipher_ctx * context) const { crypto()->ctx_free(context); }
 };
 
 // One direction
 class cipher {
 public:
     cipher(const std::array<uint8_t, sealing_keys::BYTES> & key, bool seals) {
-        OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG, nullptr); // this machine's settings have no say
-        owned.reset(EVP_CIPHER_CTX_new());
+        if (crypto() == nullptr) {
+            throw lost(CANNOT_SEAL);
+        }
+        owned.reset(crypto()->ctx_new());
         context = owned.get();
         must(context != nullptr ? 1 : 0, "begin");
-        must(EVP_CipherInit_ex(context, EVP_chacha20_poly1305(), nullptr, key.data(), nullptr, seals ? 1 : 0),
-            "take a key");
+        const evp_cipher * kind = crypto()->chacha20_poly1305();
+        must(crypto()->cipher_init(context, kind, nullptr, key.data(), nullptr, seals ? 1 : 0), "take a key");
     }
     cipher(const cipher &) = delete;
     cipher & operator=(const cipher &) = delete;
@@ -61,32 +75,33 @@ public:
         }
         records++;
         int none = 0;
-        must(EVP_CipherInit_ex(context, nullptr, nullptr, nullptr, nonce, -1), "begin a record");
-        must(EVP_CipherUpdate(context, nullptr, &none, size, SIZE_BYTES), "begin a record");
+        must(crypto()->cipher_init(context, nullptr, nullptr, nullptr, nonce, -1), "begin a record");
+        must(crypto()->cipher_update(context, nullptr, &none, size, SIZE_BYTES), "begin a record");
     }
     void change(const void * from, size_t size, uint8_t * to) {
         int done = 0;
         if (size > 0) {
-            must(EVP_CipherUpdate(context, to, &done, static_cast<const uint8_t *>(from), static_cast<int>(size)),
+            must(
+                crypto()->cipher_update(context, to, &done, static_cast<const uint8_t *>(from), static_cast<int>(size)),
                 "read a record");
         }
     }
     void sign(uint8_t * tag) {
         int none = 0;
-        must(EVP_CipherFinal_ex(context, tag, &none), "end a record");
-        must(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, TAG_BYTES, tag), "end a record");
+        must(crypto()->cipher_final(context, tag, &none), "end a record");
+        must(crypto()->ctx_ctrl(context, libcrypto::GET_TAG, TAG_BYTES, tag), "end a record");
     }
     bool is_signed(const uint8_t * tag) {
         uint8_t copy[TAG_BYTES];
         std::memcpy(copy, tag, sizeof copy);
         int none = 0;
-        must(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, TAG_BYTES, copy), "check a record");
-        return EVP_CipherFinal_ex(context, copy, &none) == 1;
+        must(crypto()->ctx_ctrl(context, libcrypto::SET_TAG, TAG_BYTES, copy), "check a record");
+        return crypto()->cipher_final(context, copy, &none) == 1;
     }
 
 private:
-    std::unique_ptr<EVP_CIPHER_CTX, end_context> owned;
-    EVP_CIPHER_CTX * context = nullptr;
+    std::unique_ptr<evp_cipher_ctx, end_context> owned;
+    evp_cipher_ctx * context = nullptr;
     uint64_t records = 0;
 };
 
@@ -230,11 +245,46 @@ private:
     size_t held = 0;
 };
 
-// Not where a system allows other ciphers only
+// Two records with a key of ones and no nonce but their number, by another implementation of RFC 8439 (Python's
+// cryptography): the size, what is encrypted, the tag
+static constexpr size_t KNOWN_BYTES = 5;
+static const std::array<std::array<uint8_t, SIZE_BYTES + KNOWN_BYTES + TAG_BYTES>, 2> KNOWN = { {
+    { 5, 0, 0, 0, 0x69, 0x42, 0x21, 0xbd, 0x81, 0x4b, 0xd7, 0xba, 0x00, 0xea, 0x75, 0x85, 0xd6, 0x62, 0xde, 0x25, 0x07,
+        0x15, 0x02, 0xe4, 0xd9 },
+    { 5, 0, 0, 0, 0x25, 0x5f, 0x47, 0x7f, 0xe7, 0x9e, 0x8b, 0x59, 0x74, 0x60, 0x80, 0x6f, 0xcb, 0x17, 0xc8, 0x3c, 0x4c,
+        0xf0, 0x84, 0xc4, 0x3a },
+} };
+
+// A library of which this is not true is not used: it has these functions, and they do something else
+static bool is_as_the_standard_says() {
+    std::array<uint8_t, sealing_keys::BYTES> key;
+    key.fill(1);
+    cipher sealing(key, true);
+    cipher opening(key, false);
+    for (const auto & known : KNOWN) {
+        auto made = known;
+        sealing.begin(known.data());
+        sealing.change("hello", KNOWN_BYTES, &made[SIZE_BYTES]);
+        sealing.sign(&made[SIZE_BYTES + KNOWN_BYTES]);
+        std::array<uint8_t, KNOWN_BYTES> opened;
+        opening.begin(known.data());
+        opening.change(&known[SIZE_BYTES], KNOWN_BYTES, opened.data());
+        if (made != known || !opening.is_signed(&known[SIZE_BYTES + KNOWN_BYTES]) ||
+            std::memcmp(opened.data(), "hello", KNOWN_BYTES) != 0) {
+            return false;
+        }
+    }
+    std::array<uint8_t, KNOWN_BYTES> opened;
+    opening.begin(KNOWN[0].data());
+    opening.change(&KNOWN[0][SIZE_BYTES], KNOWN_BYTES, opened.data());
+    return !opening.is_signed(&KNOWN[0][SIZE_BYTES + KNOWN_BYTES]); // it is the first record, not the third
+}
+
+// Nor where a system allows other ciphers only
 bool can_seal() {
     try {
-        make_sealed(sealing_keys());
-        return true;
+        static const bool can = is_as_the_standard_says();
+        return can;
     } catch (const lost &) {
         return false;
     }
@@ -245,21 +295,3 @@ std::unique_ptr<carrier> make_sealed(const sealing_keys & keys) {
 }
 
 } // namespace mesh
-
-#else
-
-namespace mesh {
-
-bool can_seal() {
-    return false;
-}
-
-sealing_keys::~sealing_keys() = default;
-
-std::unique_ptr<carrier> make_sealed(const sealing_keys &) {
-    throw std::runtime_error("this mesh-server was built without libcrypto, and cannot seal");
-}
-
-} // namespace mesh
-
-#endif

@@ -1,6 +1,6 @@
 // What goes between two mesh-servers on different machines: records that nobody between them can read, change, repeat
-// or reorder. ChaCha20-Poly1305 of OpenSSL's libcrypto, where this program was built with that; keys come from the
-// parent, which has agreed on them with the other one (docs/decisions/0093-sealed-pushes.md).
+// or reorder. ChaCha20-Poly1305, where this machine has a libcrypto; keys come from the parent, which has agreed on
+// them with the other one (docs/decisions/0093-sealed-pushes.md).
 //
 // A record: u32 size of what it holds, little endian and not encrypted, 1 to RECORD_BYTES; as many encrypted bytes; a
 // tag of 16. The n-th record of a direction, from 0, has the nonce n (u64 in little endian after four zeros), and its
@@ -14,8 +14,9 @@
 
 namespace mesh {
 
-// Whether this program can seal at all
+// Whether this program can seal on this machine
 bool can_seal();
+static constexpr char CANNOT_SEAL[] = "this machine has no libcrypto to seal with";
 
 struct sealing_keys {
     static constexpr size_t BYTES = 32;
@@ -31,7 +32,7 @@ struct sealing_keys {
 
 static constexpr size_t RECORD_BYTES = 64 * 1024;
 
-// For one connection, once. Throws std::runtime_error where this program cannot seal
+// For one connection, once. Throws lost where this program cannot seal
 std::unique_ptr<carrier> make_sealed(const sealing_keys & keys);
 
 } // namespace mesh

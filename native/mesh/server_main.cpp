@@ -164,7 +164,11 @@ static int run(const std::vector<std::string> & words) {
     try {
         const options chosen = parse_options(words);
         if (chosen.describe && chosen.module.empty()) {
-            std::puts(describe("mesh-server", can_seal() ? ", \"seals\": true" : ", \"seals\": false").c_str());
+            std::puts(describe("mesh-server").c_str());
+            return 0;
+        }
+        if (chosen.seals) { // a question of its own: a library that does not load must not spoil the other answers
+            std::puts(can_seal() ? "{\"seals\": true}" : "{\"seals\": false}");
             return 0;
         }
         if (chosen.list) {

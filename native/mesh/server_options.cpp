@@ -8,6 +8,7 @@ namespace mesh {
 
 const char USAGE[] = R"(usage: mesh-server --fd N [options]
        mesh-server --describe [MODULE]
+       mesh-server --seals
        mesh-server --list-devices
        mesh-server --try-device NAME --try OPERATION[,OPERATION] [--try-tolerance F]
        mesh-server --time-device NAME [--threads N] --time LAYERS=OPERATION[,OPERATION] [--time …]
@@ -22,6 +23,8 @@ const char USAGE[] = R"(usage: mesh-server --fd N [options]
   --report-fd N      lines for the parent process: `free DEVICE BYTES` at the start, `loaded TENSORS BYTES` from files, and
                      `failed WHY` before it exits
   --describe         print what this program, or a libggml-mesh.so, is: one line of JSON
+  --seals            print `{"seals": true}` if it can encrypt for neighbours on other machines with this machine's
+                     libcrypto, else false
   --list-devices     print a line for each device: name, kind, id of the hardware or -, total and free bytes, description
   --try-device NAME  compute such operations as mul_mat:q4_0:576 on this device and the CPU, print what came of each, and
                      exit with 2 if one was wrong or failed, with 1 if there is no such device
@@ -107,8 +110,8 @@ options parse_options(const std::vector<std::string> & words) {
             found.module = i + 1 < words.size() ? words[++i] : "";
             continue;
         }
-        if (name == "--list-devices") {
-            found.list = true;
+        if (name == "--list-devices" || name == "--seals") {
+            (name == "--seals" ? found.seals : found.list) = true;
             continue;
         }
         if (i + 1 == words.size()) {
@@ -133,7 +136,8 @@ options parse_options(const std::vector<std::string> & words) {
             throw wrong_option("there is no option `" + name + "`");
         }
     }
-    if (!found.describe && !found.list && found.tried.empty() && found.timed.empty() && found.socket < 0) {
+    if (!found.describe && !found.seals && !found.list && found.tried.empty() && found.timed.empty() &&
+        found.socket < 0) {
         throw wrong_option("--fd is missing");
     }
     return found;

@@ -27,6 +27,7 @@ struct options {
     std::vector<neighbour_socket> neighbours;
     bool describe = false;
     std::string module;
+    bool seals = false;
     bool list = false;
     std::string tried; // a device
     std::vector<std::string> operations;

@@ -22,24 +22,6 @@ endfunction()
 
 find_package(Threads REQUIRED)
 
-# What mesh-server exchanges with others on other machines is sealed by libcrypto; without it, that goes through meshd.
-# A static one needs nothing where the program runs.
-option(MESH_CRYPTO "link mesh-server with OpenSSL's libcrypto, if it is there" ON)
-if (MESH_CRYPTO)
-    set(OPENSSL_USE_STATIC_LIBS ON)
-    find_package(OpenSSL 1.1.1 QUIET COMPONENTS Crypto)
-    if (NOT OPENSSL_FOUND)
-        set(OPENSSL_USE_STATIC_LIBS OFF)
-        find_package(OpenSSL 1.1.1 QUIET COMPONENTS Crypto)
-    endif()
-endif()
-function(mesh_crypto name)
-    if (MESH_CRYPTO AND OPENSSL_FOUND)
-        target_compile_definitions(${name} PRIVATE MESH_CRYPTO)
-        target_link_libraries(${name} PRIVATE OpenSSL::Crypto)
-    endif()
-endfunction()
-
 # The module has a copy of ggml-base of its own where that is a static library: a static llama-server shows it none.
 set_target_properties(ggml-base PROPERTIES POSITION_INDEPENDENT_CODE ON)
 add_library(ggml-mesh MODULE ${BOTH} ${CLIENT} "${MESH}/module.cpp" "${MESH}/preload.cpp")
@@ -51,21 +33,18 @@ endif()
 
 add_executable(mesh-server ${BOTH} ${SERVER} "${MESH}/server_main.cpp")
 mesh_target(mesh-server)
-mesh_crypto(mesh-server)
 target_link_libraries(mesh-server PRIVATE ggml Threads::Threads ${CMAKE_DL_LIBS})
 
 if (TESTS)
     # computes nothing, and takes the time: for `python -m tests.native.asleep`
     add_executable(mesh-server-asleep ${BOTH} ${SERVER} "${MESH}/server_main.cpp" "${MESH}/tests/asleep.cpp")
     mesh_target(mesh-server-asleep)
-    mesh_crypto(mesh-server-asleep)
     target_link_libraries(mesh-server-asleep PRIVATE ggml Threads::Threads ${CMAKE_DL_LIBS})
     target_link_options(mesh-server-asleep PRIVATE -Wl,--wrap=ggml_backend_graph_compute_async)
 
     set(MESH_SANITIZE "address,undefined" CACHE STRING "for -fsanitize= of mesh-tests, empty: none")
     add_executable(mesh-tests ${BOTH} ${CLIENT} ${SERVER} ${TESTS})
     mesh_target(mesh-tests)
-    mesh_crypto(mesh-tests)
     target_link_libraries(mesh-tests PRIVATE ggml Threads::Threads ${CMAKE_DL_LIBS})
     target_compile_options(mesh-tests PRIVATE -O1 -g -UNDEBUG)
     if (MESH_SANITIZE)

@@ -23,7 +23,7 @@ struct bad_message : std::runtime_error {
 };
 
 // What was computed cannot be computed with: by whom, only the head can find out. It knows these words
-// (meshd/head/push_plan.py), because whoever says them need not be at fault
+// (meshd/head/leases.py), because whoever says them need not be at fault
 struct bad_value : bad_message {
     explicit bad_value(const std::string & why) : bad_message("wrong value: " + why) {}
 };

@@ -2,7 +2,7 @@
 
 Builds native/fuzz with ASan and UBSan into the user's cache (about four minutes on two cores, once for each
 state of the sources), then runs it. What it finds it prints, with the session that repeats it; the exit code
-is then not 0.
+is then not 0. With `--jobs J` so many run at once, with J seeds from S on, and share the frames.
 """
 
 import argparse
@@ -57,11 +57,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"else so long (default: {SECONDS})")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of all sessions (default: {SEED})")
     parser.add_argument("--records", action="store_true", help="sealed records alone")
+    parser.add_argument("--jobs", type=int, default=1, help="at once (default: 1)")
     options = parser.parse_args()
     binary = asyncio.run(_build(find_cache(os.environ)))
-    until = ["--frames", options.frames] if options.frames else ["--seconds", options.seconds]
-    words = [*until, "--seed", options.seed, "--records", int(options.records)]
-    return subprocess.run([binary, *map(str, words)], check=False).returncode
+    share = -(-(options.frames or 0) // options.jobs)
+    until = ["--frames", share] if options.frames else ["--seconds", options.seconds]
+    words = [binary, *until, "--records", int(options.records), "--seed"]
+    seeds = range(options.seed, options.seed + options.jobs)
+    running = [subprocess.Popen([*map(str, words), str(seed)]) for seed in seeds]
+    return max(abs(process.wait()) for process in running)  # below 0: ended by a signal
 
 
 if __name__ == "__main__":

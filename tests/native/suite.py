@@ -24,8 +24,6 @@ FILES = tuple(
     path.relative_to(ROOT) for path in sorted((ROOT / "tests" / "e2e").glob("test_mesh_server*.py"))
 )
 JOBS = 2  # processes: most tests wait for something, and some for a worker that is short of processor time
-# what is compiled with libcrypto, and what without
-_ONE_OF_TWO = re.compile(r"^#ifdef MESH_CRYPTO$(.*?)^#else$(.*?)^#endif$", re.MULTILINE | re.DOTALL)
 _SAME_TEXT = ("as_one_node", "as_by_one_node")  # in names of tests that compare texts
 
 
@@ -52,21 +50,10 @@ def ggml_of(build: MeshBuild) -> str:
     return str(json.loads(said)["ggml"])
 
 
-def seals(build: MeshBuild) -> bool:
-    """Return whether it was built with libcrypto."""
-    described = subprocess.run([build.server, "--describe"], capture_output=True, check=True).stdout
-    return bool(json.loads(described)["seals"])
-
-
-def count_tests(*, seals: bool | None = None) -> int:
-    """Count the tests of mesh-tests on Linux by its sources, in a build that seals or not; None: all."""
-    count = 0
-    for path in (mesh_sources() / "tests").glob("*.cpp"):
-        text = path.read_text("utf-8")
-        if seals is not None:
-            text = _ONE_OF_TWO.sub(r"\1" if seals else r"\2", text)
-        count += len(re.findall(r"^TEST\(", text, re.MULTILINE))
-    return count
+def count_tests() -> int:
+    """Count the tests of mesh-tests on Linux by its sources."""
+    texts = (path.read_text("utf-8") for path in (mesh_sources() / "tests").glob("*.cpp"))
+    return sum(len(re.findall(r"^TEST\(", text, re.MULTILINE)) for text in texts)
 
 
 def run_mesh_tests(build: MeshBuild) -> Count:

@@ -88,7 +88,7 @@ class Lab:
         return api_of(status, connect)
 
     async def ways(self) -> list[str]:
-        """How the workers exchange their sums, as their daemons show it."""
+        """Return how the workers exchange their sums, as their daemons show it."""
         workers = [node for name, node in self.nodes.items() if name != "head"]
         return [way.listen for worker in workers for way in (await worker.status()).tunnels]
 
@@ -112,7 +112,7 @@ class Lab:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is lost, and what comes of it."""
+    """A loss: what is lost, and what comes of it."""
 
     hit: Callable[[Lab], Awaitable[None]]
     named: tuple[str, ...]

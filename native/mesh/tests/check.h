@@ -38,6 +38,10 @@ inline std::string thrown_by(const std::function<void()> & function) {
     return "";
 }
 
+// Runs the test of this name again in a process of its own, where no threads of others take processor time. True in
+// that process, which is to do it; false in this one, where it is done. Throws what it threw.
+bool runs_alone(const char * name);
+
 } // namespace mesh
 
 #define TEST(name)                                                                                                     \

@@ -55,6 +55,20 @@ TEST(sums_and_products_of_sizes_fit_an_int) {
     CHECK(why(ggml_cont(s.ctx(), s.make(GGML_TYPE_Q8_0, 2048, large))) == "");
 }
 
+static std::string why_rows(ggml_type to, ggml_type from) {
+    shapes s;
+    return why(ggml_set_rows(s.ctx(), s.make(to, 32, 4), s.make(from, 32, 2), s.make(GGML_TYPE_I64, 2)));
+}
+
+TEST(half_floats_are_not_converted_where_threads_share_the_space_of_one) {
+    for (const ggml_type to : { GGML_TYPE_F32, GGML_TYPE_BF16, GGML_TYPE_Q8_0 }) {
+        CHECK(why_rows(to, GGML_TYPE_F32) == "");
+        CHECK(has(why_rows(to, GGML_TYPE_F16), "SET_ROWS refused"));
+    }
+    CHECK(why_rows(GGML_TYPE_F16, GGML_TYPE_F32) == "");
+    CHECK(why_rows(GGML_TYPE_F16, GGML_TYPE_F16) == "");
+}
+
 // An attention of one token over one, with heads of this size, in buffer 2
 static small_graph wide_attention(uint32_t head_size) {
     small_graph graph;

@@ -8,12 +8,36 @@
 
 #include <unistd.h>
 
+static std::string program;
+static std::string chosen; // part of the names of the tests to run; "": of all
+
+bool mesh::runs_alone(const char * name) {
+    if (chosen == name) {
+        return true;
+    }
+    FILE * output = popen(("'" + program + "' " + name).c_str(), "r");
+    if (output == nullptr) {
+        throw std::runtime_error("it cannot be started alone");
+    }
+    std::string said;
+    char part[512];
+    while (std::fgets(part, sizeof part, output) != nullptr) {
+        said += part;
+    }
+    if (pclose(output) != 0) {
+        throw std::runtime_error("alone: " + (said.empty() ? "it was ended" : said.substr(0, said.find('\n'))));
+    }
+    return false;
+}
+
 int main(int argc, char ** argv) {
+    program = argv[0];
+    chosen = argc > 1 ? argv[1] : "";
     std::signal(SIGPIPE, SIG_IGN);
     mesh::choose_waiting(); // all of them are to pass either way
     int failed = 0;
     for (const auto & test : mesh::all_tests()) {
-        if (argc > 1 && std::strstr(test.name, argv[1]) == nullptr) {
+        if (std::strstr(test.name, chosen.c_str()) == nullptr) {
             continue;
         }
         const std::string why = mesh::thrown_by(test.run);

@@ -1,6 +1,7 @@
 """The programs of llama.cpp: what they report is checked, and of several builds the best is used."""
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from meshd.devices import devices
 from meshd.devices.device_trial import AGAIN_SECONDS, TrialCache
 from meshd.devices.interface import NativeBuild
 from meshd.model.layer_work import USUAL
+from meshd.process.interface import ChildSpec, Ended, Sandbox
 from meshd.process.run import run_to_end
 from meshd.wire.lease import OfferedDevice
 from meshd.wire.versions import NativeVersion
@@ -123,33 +125,60 @@ def test_a_worker_asks_its_own_program_alone(tmp_path: Path) -> None:
     assert _check(native, tmp_path, head=False).version.pin == PIN.commit
 
 
-SEALS = [(', "seals": true', True), (', "seals": false', False), ("", False), (', "seals": 1', False)]
-
-
-@pytest.mark.parametrize(("more", "expected"), SEALS)
-@pytest.mark.parametrize("head", [True, False])
-def test_the_check_learns_whether_mesh_server_seals(
-    tmp_path: Path, more: str, expected: bool, head: bool
-) -> None:
-    native = named_programs(tmp_path, version=says(commit=PIN.commit), server=described(more=more))
-    assert _check(native, tmp_path, head=head).seals is expected
+def _server(folder: Path, script: str) -> NativeBuild:
+    native = named_programs(folder, version="none")
+    native.mesh_server.write_text(f"#!/bin/sh\n{script}\n")
+    return native
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [(described(more=more), expected) for more, expected in SEALS] + [("[]", False), ("no JSON", False)],
+    [
+        ('{"seals": true}', True),
+        ('{"seals": false}', False),
+        ('{"seals": 1}', False),
+        ("{}", False),
+        ("[]", False),
+        ("no JSON", False),
+        ("", False),
+    ],
 )
-def test_a_build_that_is_not_checked_is_asked_whether_it_seals(
-    tmp_path: Path, text: str, expected: bool
-) -> None:
-    native = named_programs(tmp_path, version="none", server=text)
+def test_mesh_server_is_asked_whether_it_seals(tmp_path: Path, text: str, expected: bool) -> None:
+    native = _server(tmp_path, f"[ \"$*\" = --seals ] && echo '{text}'; exit 0")
     assert run(asked_to_seal(native, run_to_end, tmp_path)) == replace(native, seals=expected)
 
 
-def test_a_program_that_cannot_tell_whether_it_seals_does_not(tmp_path: Path) -> None:
-    native = named_programs(tmp_path, version="none")
-    native.mesh_server.write_text("#!/bin/sh\necho '{\"seals\": true}'\nexit 3\n")
-    assert run(asked_to_seal(native, run_to_end, tmp_path)) == native
+def test_it_is_asked_anew_at_each_start(tmp_path: Path) -> None:
+    """A library to seal with may have been installed, or removed."""
+    native = _server(tmp_path, f"cat {tmp_path}/answer")
+    for seals in (True, False, True):
+        (tmp_path / "answer").write_text(json.dumps({"seals": seals}))
+        native = run(asked_to_seal(native, run_to_end, tmp_path))
+        assert native.seals is seals
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["echo '{\"seals\": true}'; exit 3", "kill -ABRT $$", "echo '{\"seals\": true}'; exec sleep 1000"],
+)
+def test_a_library_that_crashes_or_hangs_it_leaves_a_node_that_does_not_seal(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_native, "_SEALS_SECONDS", 1.0)
+    native = _server(tmp_path, script)
+    assert run(asked_to_seal(replace(native, seals=True), run_to_end, tmp_path)) == native
+
+
+def test_it_is_asked_in_the_sandbox_in_which_it_will_run(tmp_path: Path) -> None:
+    asked: list[ChildSpec] = []
+
+    async def ask(spec: ChildSpec) -> Ended:
+        asked.append(spec)
+        raise UserError("no", hint="none")
+
+    native = _server(tmp_path, "exit 0")
+    assert not run(asked_to_seal(native, ask, tmp_path)).seals
+    assert [spec.sandbox for spec in asked] == [Sandbox()]
 
 
 @pytest.mark.parametrize("program", ["mesh-server", "llama-server"])
@@ -193,7 +222,6 @@ class Remembering:
         for name in daemon_native.SEARCHED_FIRST:
             monkeypatch.delenv(name, raising=False)
         self.folder, self.asked, self.machine, self.head = folder, folder / "asked", "since noon", True
-        self.seals: bool | None = None  # as the last start has it
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.native = named_programs(self.bin, **({"version": says(commit=PIN.commit)} | named))
@@ -205,11 +233,16 @@ class Remembering:
         """Start, and return how many programs that asks."""
         self.asked.write_text("")
         passed = TrialCache(self.folder / "native-checks")
-        self.seals = run(
+        run(
             check_native_once(
-                self.native, pin=PIN, logs=self.folder, head=self.head, passed=passed, machine=self.machine
+                self.native,
+                pin=PIN,
+                logs=self.folder,
+                head=self.head,
+                passed=passed,
+                machine=self.machine,
             )
-        ).seals
+        )
         return len(self.asked.read_text().split())
 
 
@@ -220,15 +253,6 @@ def test_a_second_start_asks_no_program(tmp_path: Path, monkeypatch: pytest.Monk
     assert [node.start(), node.start()] == [1, 0], "a worker needs one of them"
     node.machine = "since one o'clock"
     assert node.start() == 1
-
-
-@pytest.mark.parametrize("seals", [True, False])
-def test_a_second_start_knows_whether_mesh_server_seals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seals: bool
-) -> None:
-    node = Remembering(tmp_path, monkeypatch, server=described(more=f', "seals": {str(seals).lower()}'))
-    assert (node.start(), node.seals) == (4, seals)
-    assert (node.start(), node.seals) == (0, seals)
 
 
 def _touched(node: Remembering) -> None:
