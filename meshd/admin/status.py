@@ -115,7 +115,7 @@ class TunnelView:
 
     peer: str
     service: str
-    listen: str  # local address, or between native programs `socketpair`, `local` or `sealed`
+    listen: str  # local address, or between native programs `socketpair`, `local`, or `sealed` (encrypted)
     streams: int
     sent_bytes: int
     received_bytes: int

@@ -116,13 +116,13 @@ class ModelSettings:
         Setting(
             form=choice("auto", "always", "layers", "tensor"),
             metavar="auto|always|layers|tensor",
-            help="workers to use. auto, layers: those predicted to be fastest, at least --min-workers; "
-            "always: all, with layers by free memory; tensor (experimental): all, each with a part of every "
-            "layer",
+            help="workers to use. auto, layers: those predicted to be fastest, at least --min-workers (auto "
+            "may choose tensor); always: all, with layers by free memory; tensor (experimental): all, each "
+            "with a part of every layer",
             more="`meshd plan` shows the prediction. tensor is faster only for slow machines on one cable; "
-            "where it cannot be, the split is by layers. auto chooses it where it is predicted to be clearly "
-            "faster, and no draft model is used (between machines: with programs built with libcrypto); "
-            "layers never does. --tensor-split replaces auto and always, and has the shares of tensor.",
+            "where it is impossible, the split is by layers. auto chooses it where it is predicted to be "
+            "clearly faster, and no draft model is used (between machines: with OpenSSL on each); layers "
+            "never does. --tensor-split replaces auto and always; with tensor, it sets the shares.",
         ),
     ] = "auto"
     layers: Annotated[

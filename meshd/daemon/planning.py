@@ -150,8 +150,7 @@ class Planning:
         work = layer_work(headers, shape_of(layers, options), layers.count)
         marks = marks_of(index) if index is not None else b""
         surveyed = await self._surveyor.compared(work, options, roster, self._held(), _tell, marks=marks)
-        now = asyncio.get_running_loop().time()
-        machines = replace(surveyed.machines, apart=roster.backoff.apart(surveyed.names, now))
+        machines, now = surveyed.machines, asyncio.get_running_loop().time()
         if index is not None:
             machines = replace(machines, lacking=lacking_shares(index, machines.offers))
         machines = with_memory_limits(machines, limits, options.node_name)

@@ -33,6 +33,7 @@ from meshd.identity.naming import CLIENT_ROLE, HEAD_ROLE, WORKER_ROLE
 from meshd.library.interface import ModelSource
 from meshd.library.ollama import name_of_blob
 from meshd.library.stores import models_below
+from meshd.link.net.wireless import are_wireless
 from meshd.model.architectures import check_architecture, check_is_model, check_projector
 from meshd.model.status import ModelStatus
 from meshd.store.content_store import DiskContentStore
@@ -563,6 +564,7 @@ class ClaimedWorker(ClaimedRole):
             is_lending=lambda: worker.is_lending,
             lacks=worker.lacks,
             may_seal=worker.may_seal,
+            are_wireless=are_wireless,
             computed=lambda peer, lease_id, spans: computed_for(
                 ((server.lease, server.turns) for server in worker.servers), peer, lease_id, spans
             ),

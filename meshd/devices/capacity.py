@@ -21,6 +21,7 @@ from meshd.devices.path_probe import GIVEN_UP, PathProber
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Member, Role
 from meshd.identity.naming import WORKER_ROLE
+from meshd.link.interface import LOOPBACK
 from meshd.peer.interface import Mesh, MetadataValue, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import (
@@ -173,6 +174,7 @@ class CapacityTeller:
         devices: ListDevices,
         machine: str,
         is_busy: Callable[[], bool],
+        are_wireless: Callable[[Sequence[str]], Sequence[bool]],
         is_lending: Callable[[], bool] = lambda: False,
         computed: ComputedFor = lambda _peer, _lease_id, _spans: (),
         lacks: Callable[[bytes], bytes] = lambda _marks: b"",
@@ -183,9 +185,11 @@ class CapacityTeller:
         `devices` lists what can be lent now. `is_busy`: the devices compute for somebody, or did a moment
         ago. `is_lending`: leases occupy memory of the devices. `lacks` returns a bit for each tensor mark,
         set if the tensor is missing here. `may_seal`: mesh-servers could exchange sealed data with its own.
+        `are_wireless`: which of these addresses of this machine (`host:port`) belong to a Wi-Fi adapter.
         """
         self._mesh = mesh
         self._may_seal = may_seal
+        self._are_wireless = are_wireless
         self._computed = computed
         self._lacks = lacks
         self._speeds = speeds
@@ -214,7 +218,7 @@ class CapacityTeller:
             return NOT_FOR_YOU
         peer = member.peer
         if self._asking[peer] >= CAPACITY_ASKED.most:
-            return "too many questions about capacity at once"
+            return "it is still answering earlier questions from this node: try again later"
         self._asking[peer] += 1
 
         def release() -> None:
@@ -247,7 +251,7 @@ class CapacityTeller:
                 MeasuredDevice(device, self._speeds.known(device, asked.timed)) for device in devices
             ),
             machine=self._machine,
-            paths=paths,
+            paths=tuple(path for path, _ in paths),
             busy=busy,
             cpu_share=self._speeds.cpu_share,
             core_set=self._speeds.core_set,
@@ -255,7 +259,8 @@ class CapacityTeller:
                 peer, asked.lease, [(begin / 1e6, end / 1e6) for begin, end in asked.spans]
             ),
             lacks=self._lacks(asked.marks) if asked.marks else b"",
-            sealable=as_bits([self._may_seal(PeerId(path.peer)) for path in paths]),
+            sealable=as_bits([self._may_seal(PeerId(path.peer)) for path, _ in paths]),
+            wireless=as_bits(self._are_wireless([local for _, local in paths])),
         )
         await messages.send(answer.encode())
 
@@ -286,12 +291,16 @@ class CapacityTeller:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-def measured_paths(peers: Sequence[PeerStatus]) -> tuple[MeasuredPath, ...]:
-    """Return the paths that carry data now, the one with the shortest round trip first."""
+def measured_paths(peers: Sequence[PeerStatus]) -> tuple[tuple[MeasuredPath, str], ...]:
+    """Return the paths that carry data now, the one with the shortest round trip first.
+
+    With each goes the address of this machine (`host:port`) from which it leaves, empty if it does not.
+    """
     found = []
     for peer in peers:
         path = next((path for path in peer.paths if path.selected), None)
         rtt = None if path is None else path.idle_rtt
         if path is not None and rtt is not None:
-            found.append(MeasuredPath(peer.peer.raw, max(0, int(rtt * 1e6)), int(path.rate or 0)))
-    return tuple(sorted(found, key=lambda path: path.rtt_us))[:MAX_CAPACITY_PATHS]
+            measured = MeasuredPath(peer.peer.raw, max(0, int(rtt * 1e6)), int(path.rate or 0))
+            found.append((measured, "" if path.link.path == LOOPBACK else path.link.local))
+    return tuple(sorted(found, key=lambda each: each[0].rtt_us))[:MAX_CAPACITY_PATHS]

@@ -34,7 +34,7 @@ class NativeBuild:
 
     `plain_rpc`: the version of llama.cpp's own protocol, which that llama-server speaks to rpc-servers
     without meshd. `slower`: the names of devices that are the same card as a faster one. `seals`: its
-    mesh-server has what sealing takes (`--describe`); False before anybody has asked it.
+    mesh-server has what sealing takes (`--seals`); False before anybody has asked it.
     """
 
     llama_server: Path

@@ -81,7 +81,7 @@ def _interface_towards(place: tuple[socket.AddressFamily, str]) -> str:
     except OSError:
         return ""
     here = local_addresses.enumerate_addresses()
-    return next((item.interface for item in here if item.host == source and not item.ip.is_loopback), "")
+    return local_addresses.interface_of(source, (item for item in here if not item.ip.is_loopback))
 
 
 def _ask_interface(interface: str, question: int) -> int:

@@ -277,8 +277,7 @@ async def compare_now(
     measured = measured_machines(work, found.machines, options)
     if measured.why_not:
         return None
-    now = asyncio.get_running_loop().time()
-    machines = replace(measured.machines, apart=roster.backoff.apart(found.names, now))
+    machines = measured.machines
 
     def compare() -> SplitNow:
         with Contained("workers", "a comparison of splits"):

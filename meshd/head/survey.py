@@ -208,7 +208,9 @@ class Surveyor:
             measure=measure,
             marks=marks,
         )
-        return replace(found, machines=with_given_back(found.machines, held, options.node_name))
+        apart = roster.backoff.apart(found.names, asyncio.get_running_loop().time())
+        machines = with_given_back(found.machines, held, options.node_name)
+        return replace(found, machines=replace(machines, apart=apart))
 
     async def speeds_of(
         self,
@@ -302,11 +304,12 @@ class Surveyor:
                     offered.times, share=share, cores=capacity.core_set
                 )
             sealable = from_bits(capacity.sealable, len(capacity.paths))
+            wireless = from_bits(capacity.wireless, len(capacity.paths))
             for number, path in enumerate(capacity.paths):
                 if path.peer in by_id:
                     seals = sealable[number] and not self._always_compressed
                     paths[node, by_id[path.peer]] = DevicePath(
-                        path.rtt_us / 1e6, path.rate or None, seals=seals
+                        path.rtt_us / 1e6, path.rate or None, seals=seals, is_wireless=wireless[number]
                     )
         return MachineSpeeds(speeds, paths, answers, unmeasured, frozenset(to_measure))
 

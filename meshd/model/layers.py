@@ -55,7 +55,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Sizes in elements that bound the intermediate results of one layer, for one token."""
+    """Sizes in elements that bound the intermediate results of one layer, for one token.
+
+    `kv_heads`: key and value heads, each of which several of the `heads` may share; 0: not known.
+    """
 
     embedding: int
     attention: int  # all query, key and value heads together
@@ -64,6 +67,7 @@ class Widths:
     experts: int
     state: int  # of a recurrent layer
     vocabulary: int
+    kv_heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,7 @@ def _widths(known: Hyperparameters, count: int, embedding: TensorInfo) -> Widths
         experts=known.number("expert_count"),
         state=max((layer.state for layer in model_cache(known.header, count).layers), default=0),
         vocabulary=vocabulary,
+        kv_heads=max(kv_heads),
     )
 
 

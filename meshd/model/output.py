@@ -31,13 +31,15 @@ class DevicePath:
     """The path from the head to a device: round trip in seconds, bytes per second (None: unknown).
 
     `is_loopback`: its node is on the head's machine. `seals`: from worker to worker, as the
-    first one sees it, sums could cross sealed, past both daemons.
+    first one sees it, sums could cross sealed, past both daemons. `is_wireless`: it leaves the first one over
+    Wi-Fi.
     """
 
     rtt: float
     rate: float | None = None
     is_loopback: bool = False
     seals: bool = False
+    is_wireless: bool = False
 
     def seconds(self, count: int) -> float:
         """Return the seconds for `count` bytes after a pause, without the round trip."""

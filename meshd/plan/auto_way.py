@@ -14,8 +14,7 @@ from itertools import combinations
 from meshd.plan.machines import Machines, NodeOffer, card_in
 from meshd.plan.plan_prediction import PlanPredictor
 from meshd.plan.split import Plan
-from meshd.plan.tensor_prediction import SWITCHED_SECONDS
-from meshd.plan.two_ways import WayAdvice
+from meshd.plan.two_ways import WayAdvice, against_paths
 from meshd.plan.wishes import HeadOptions, read_llama_args
 
 RoundSeconds = Callable[[int], float]
@@ -27,8 +26,9 @@ class WhyByLayers(StrEnum):
     ONE_MACHINE = "these workers share a machine or a GPU"
     UNKNOWN_MACHINE = "a worker does not say which machine it is on"
     DAEMONS = (
-        "the workers' sums would pass through both daemons: the workers cannot connect directly, or cannot "
-        "encrypt that connection (for that, install OpenSSL's headers on both, and run `meshd native build`)"
+        "what the workers exchange would pass through both daemons: the workers cannot connect directly, or "
+        "cannot encrypt that connection (then install OpenSSL on both machines, on a Mac with Homebrew, and "
+        "restart the workers)"
     )
     MORE_WORKERS = "`--min-workers` asks for more workers than would help"
     SHORTER = "the context would be shorter, or fewer requests would run at once"
@@ -89,17 +89,14 @@ def pair_refusal(predictor: PlanPredictor, first: NodeOffer, second: NodeOffer) 
     if not _are_apart(first, second):
         return WhyByLayers.ONE_MACHINE
     way = predictor.way_between(first, second)
-    if way.path.rtt >= SWITCHED_SECONDS:
-        return WayAdvice.FAR
-    if not (way.is_known and way.is_rated):
-        return WayAdvice.UNMEASURED
-    return WhyByLayers.DAEMONS if way.between else ""
+    return against_paths([way]) or (WhyByLayers.DAEMONS if way.between else "")
 
 
 _REFUSALS = (
     "",
     WhyByLayers.DAEMONS,
     WayAdvice.UNMEASURED,
+    WayAdvice.WIRELESS,
     WayAdvice.FAR,
     WhyByLayers.UNKNOWN_MACHINE,
     WhyByLayers.ONE_MACHINE,

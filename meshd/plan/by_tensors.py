@@ -65,6 +65,9 @@ def by_tensors(
     # 2. A share of each worker, in layers. It has to fit.
     equal = [1.0] * len(plan.taking)
     given = [share for share in options.tensor_split if share]
+    if given and len(given) != len(plan.taking):
+        there = in_number(len(plan.taking), "worker")
+        raise NoTensorSplit(f"`--tensor-split` has {in_number(len(given), 'share')} above 0, for {there}")
     ways = [given] if given else [by_speed, equal] if by_speed else [equal]
     shares: list[DeviceShare] = []
     why_not = ""

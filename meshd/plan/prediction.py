@@ -41,6 +41,7 @@ from meshd.plan.tensor_prediction import (
     PairWay,
     SumMember,
     divided_seconds,
+    uneven_growth,
     ways_between,
 )
 
@@ -318,12 +319,13 @@ class Predictor:
         self, split: Split, tokens: float, cells: int, *, is_prompt: bool = False
     ) -> list[PredictedPart]:
         """Predict each worker's share of all layers, and of the output: a tied one is there whole."""
+        growth = uneven_growth(self._model.widths, split.shares)
         found: list[PredictedPart] = []
         for stage, share, seconds in zip(
             split.stages, split.shares, self._computing(split, tokens, cells), strict=True
         ):
             layers = divided_seconds(
-                seconds, share, self._model.count, is_gpu=stage.is_gpu, is_prompt=is_prompt
+                seconds, growth * share, self._model.count, is_gpu=stage.is_gpu, is_prompt=is_prompt
             )
             part = 1.0 if self._model.tied else share
             made = part * self._output(stage, 1 if is_prompt else tokens)

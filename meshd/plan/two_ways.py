@@ -1,9 +1,11 @@
 """Hold the comparison of a split by layers with one by tensors, worded once for all that show it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from meshd.plan.reasons import names_of
+from meshd.plan.tensor_prediction import SWITCHED_SECONDS, PairWay
 
 
 class WayAdvice(StrEnum):
@@ -13,14 +15,30 @@ class WayAdvice(StrEnum):
     SLOWER = "`--split tensor` would be slower"
     NO_GAIN = "`--split tensor` would gain too little"
     UNSURE = (
-        "`--split tensor` may gain too little: with three or more workers, predictions were too optimistic"
+        "`--split tensor` may gain too little: with three or more workers, prompts can take longer than "
+        "predicted"
     )
     FAR = "`--split tensor` needs a cable: less than 1 ms between workers"
+    WIRELESS = "`--split tensor` needs a cable: some of these workers are connected over Wi-Fi"
     UNMEASURED = "too little was measured to rely on it"
     DRAFTS = "a draft model or draft options, which only a split by layers supports, may gain as much"
 
 
 AUTO_CHOOSES = "`auto` chooses it"
+
+
+def against_paths(pairs: Sequence[PairWay]) -> WayAdvice | None:
+    """Return what these paths between workers say against a split by tensors; None: nothing."""
+    if any(pair.path.is_wireless for pair in pairs):
+        return WayAdvice.WIRELESS
+    if any(pair.path.rtt >= SWITCHED_SECONDS for pair in pairs):
+        return WayAdvice.FAR
+    return None if all(pair.is_known and pair.is_rated for pair in pairs) else WayAdvice.UNMEASURED
+
+
+def lack_cable(pairs: Sequence[PairWay]) -> bool:
+    """Tell whether some of these paths are no cable."""
+    return against_paths(pairs) in (WayAdvice.WIRELESS, WayAdvice.FAR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

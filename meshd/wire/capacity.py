@@ -48,7 +48,7 @@ MAX_SPANS = 4
 MAX_SPAN_US = 86_400_000_000  # a day
 _MOST_RTT_US = 60_000_000
 _MOST_RATE = 1 << 50
-Sealable = Annotated[bytes, AtMost(MAX_CAPACITY_PATHS // 8)]  # a bit for each path
+PathBits = Annotated[bytes, AtMost(MAX_CAPACITY_PATHS // 8)]  # a bit for each path
 _TIMED = re.compile(r"[0-9]{1,2}=[a-z0-9_:,]+")  # they become arguments of a program
 _SpanUs = Annotated[int, Between(0, MAX_SPAN_US)]
 
@@ -170,6 +170,7 @@ class Capacity(Message, tag="capacity"):
     asked for; nothing where there is no lease, or nobody knows. `lacks`: a bit for each of the marks, set
     where nothing of that content is here; nothing while that is not known. `sealable`: a bit for each of
     `paths`, set where mesh-servers could exchange sealed data past both daemons, as this node sees it.
+    `wireless`: such bits, set where the path leaves this machine over Wi-Fi.
     """
 
     devices: Annotated[
@@ -183,7 +184,8 @@ class Capacity(Message, tag="capacity"):
     computed: Annotated[tuple[Annotated[ComputedSpan, ROW], ...], Items(MAX_SPANS), OR_NULL] = ()
     core_set: Annotated[str, Text(CORE_SET_LETTERS), OR_NULL] = ""
     lacks: Lacks = b""
-    sealable: Sealable = b""
+    sealable: PathBits = b""
+    wireless: PathBits = b""
 
 
 CapacityMessage = AskCapacity | Measuring | Capacity

@@ -2,13 +2,15 @@
 
 Each worker computes with `--threads` threads, and the head computes nothing. For each distance there is one
 worker alone, then each number of workers by layers and by tensors. Shown: tokens a second of a prompt and of
-an answer by llama-server's clock, medians and ranges, the answer's ratio to the same workers by layers, and
-how sums cross: `local`, `sealed`, or `socketpair`, which is through both daemons. With `--wire` packets are
-delayed between TUN devices, as on a cable, and mesh-servers on two of them can connect; else the links are.
-JSON is written after every cell. A cell that fails is named, and the exit code is 1.
+an answer by llama-server's clock, medians and ranges, the answer that `meshd plan` predicts for its choice of
+workers, the answer's ratio to the same workers by layers, and how sums cross: `local`, `sealed`, or
+`socketpair`, which is through both daemons. With `--wire` packets are delayed between TUN devices, as on a
+cable, and mesh-servers on two of them can connect; else the links are. JSON is written after every cell. A
+cell that fails is named, and the exit code is 1.
 """
 
 import argparse
+import asyncio
 import json
 import statistics
 import sys
@@ -17,11 +19,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from meshd.admin.client import ask
+from meshd.admin.plan_api import PlanRequest
 from meshd.base import log
 from meshd.base.errors import MeshdError
 from meshd.base.tasks import Owner, first_error
 from meshd.bench.distance import until_head_serves
 from meshd.bench.llama import measure
+from meshd.cli.plan import MEASURE_SECONDS
 from meshd.config.load import load
 from meshd.fleet.fleet import Fleet, FleetSpec
 from meshd.fleet.proxy import run_loop
@@ -44,6 +49,8 @@ class SplitCell:
     way: str
     prompt: list[float] = field(default_factory=list)
     answer: list[float] = field(default_factory=list)
+    predicted: float = 0.0  # tokens a second of an answer, 0: not known
+    both_ways: str = ""  # as `meshd plan` says it
     between: list[str] = field(default_factory=list)  # how the workers exchange what they push and add
     fault: str = ""
 
@@ -55,6 +62,7 @@ def line_of(cell: SplitCell, by_layers: SplitCell | None) -> str:
         return f"{text} failed: {cell.fault}"
     for what, rates in (("prompt", cell.prompt), ("answer", cell.answer)):
         text += f"  {what} {statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
+    text += f", predicted {cell.predicted:.1f}" if cell.predicted else ""
     text += f"  {', '.join(cell.between)}" if cell.between else ""
     if by_layers is not None and by_layers.answer and cell.way == TENSORS:
         text += f"  {statistics.median(cell.answer) / statistics.median(by_layers.answer):.2f} of layers"
@@ -85,6 +93,12 @@ async def _measured(args: argparse.Namespace, cell: SplitCell, spec: FleetSpec) 
         await fleet.start_workers(owner)
         head = await fleet.start_head(owner)
         await until_head_serves(fleet, head)
+        asked = PlanRequest(model=str(spec.model))
+        planned = await asyncio.to_thread(ask, head.spec.home, asked, seconds=MEASURE_SECONDS)
+        ways = planned.ways
+        if ways is not None:
+            cell.predicted = (ways.tensors_tok_s if cell.way == TENSORS else ways.layers_tok_s) or 0.0
+            cell.both_ways = ways.text
         place = head.spec.home / "llama.sock"
         await measure(place, prompt_tokens=_WARM_TOKENS, tokens=_WARM_TOKENS)
         for _ in range(args.tries):
@@ -103,7 +117,7 @@ def _cells(args: argparse.Namespace) -> list[SplitCell]:
         cells.append(SplitCell(workers=1, rtt_ms=rtt, way=ONE))
         for workers in args.workers:
             cells += [SplitCell(workers=int(workers), rtt_ms=rtt, way=way) for way in (LAYERS, TENSORS)]
-    return cells
+    return [cell for cell in cells if cell.way in args.ways]
 
 
 def _run(args: argparse.Namespace, cache: Path, model: Path) -> int:
@@ -136,6 +150,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", default="1b", metavar="M", help=f"{', '.join(SHAPES)} (random), or a file")
     parser.add_argument("--workers", type=_numbers, default=[2, 3], metavar="N,…")
     parser.add_argument("--rtt", type=_numbers, default=[0, 0.2, 0.5], metavar="MS,…")
+    parser.add_argument(
+        "--ways", type=lambda text: text.split(","), default=[ONE, LAYERS, TENSORS], metavar="WAY,…"
+    )
     parser.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of an answer")
     parser.add_argument("--device", default="CPU", metavar="NAME", help="of each worker")

@@ -42,7 +42,7 @@ BY_TENSORS = ("--split", "tensor", "--min-workers", "2", "--ctx-size", "2048")
 
 
 def _alone() -> Tokens:
-    """What one process answers, without a mesh."""
+    """Return what one process answers, without a mesh."""
     extra = ("-c", "2048", "-t", str(THREADS), "-fa", "on")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -118,6 +118,28 @@ def test_two_workers_answer_nearly_as_one_machine(tmp_path: Path, way: str, acti
             if way == "through the daemons":
                 crossed = (await _between(workers[0]) - before) / (2 * TOKENS * SUMS * VALUES)
                 assert (3.9 if activations == "f32" else 1.9) < crossed < (6 if activations == "f32" else 3)
+
+    play(check())
+
+
+@pytest.mark.parametrize(("shares", "layers"), [("2,1", [20, 10]), ("2,1,1", [15, 8, 7])])
+def test_workers_have_the_shares_that_were_asked_for(tmp_path: Path, shares: str, layers: list[int]) -> None:
+    """Compare two workers and three, whose sums then cross three daemons."""
+    alone = _alone()
+
+    async def check() -> None:
+        async with Fleet(tmp_path) as fleet:
+            token, _workers = await fleet.workers(*[smollm2()] * len(layers))
+            options = (*BY_TENSORS, "--min-workers", str(len(layers)), "--tensor-split", shares)
+            head = await fleet.head(smollm2(), *options, *SAME_THREADS, token=token)
+            status = await fleet.ready(head)
+            assert "each layer on" in model_of(status).split_why
+            parts = [part for part in model_of(status).split if part.layers]
+            assert [(part.node, part.layers) for part in parts] == [
+                (f"worker-{number}", count) for number, count in enumerate(layers)
+            ]
+            assert parts[0].bytes > 1.3 * parts[-1].bytes  # each has the vocabulary, too
+            check_near(await _answer(api_of(status)), alone)
 
     play(check())
 

@@ -267,6 +267,7 @@ TARGETS = (
                 (capacity.MeasuredPath(bytes(32), 850, 0),),
                 lacks=b"\x03",
                 sealable=b"\x01",
+                wireless=b"\x01",
             ),
         ),
         _reader(capacity.decode),

@@ -19,6 +19,7 @@ from meshd.gateway.request import OneModel
 from meshd.gateway.server import Gateway
 from meshd.head.member_api import MemberApi
 from meshd.library.members.give import ModelsTeller, OfferedModels, PieceGiver
+from meshd.link.net.wireless import are_wireless
 from meshd.model.status import ModelState
 from meshd.store.hash_cache import PieceCache
 from meshd.tunnel.joined import join
@@ -60,6 +61,7 @@ class Served:
             devices=worker.devices,
             machine="m",
             is_busy=lambda: worker.is_lending,
+            are_wireless=are_wireless,
             lacks=worker.lacks,
         )
         starting = Readiness(ModelState.WAITING, "no worker is connected")

@@ -218,6 +218,17 @@ def enumerate_addresses() -> tuple[InterfaceAddress, ...]:
     return _last
 
 
+def interface_of(host: str, found: Iterable[InterfaceAddress]) -> str:
+    """Return the interface that has this address, which may have a zone (`%eth0`); empty if none has it."""
+    plain, _, zone = host.partition("%")
+    try:
+        wanted = ipaddress.ip_address(plain)
+    except ValueError:
+        return ""
+    having = [item.interface for item in found if item.ip == wanted]
+    return zone if zone in having else next(iter(having), "")
+
+
 def path_between(local: str, remote: str) -> str:
     """Return the path between two addresses of a connection: `loopback`, `lan` or `public`.
 

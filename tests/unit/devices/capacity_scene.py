@@ -30,6 +30,7 @@ class Teller:
         self.here: set[bytes] = set()  # marks of tensors
         self.computed: tuple[ComputedSpan, ...] = ()  # what its leases have computed, by their word
         self.seals_with: set[PeerId] = set()
+        self.on_wifi = False
         self.asked_spans: list[tuple[object, ...]] = []
         self.listed: list[bool] = []  # whether the last listing would do
         self.devices: Sequence[OfferedDevice] = (CPU,)
@@ -45,6 +46,7 @@ class Teller:
             computed=self._computed,
             lacks=lambda marks: as_bits([one not in self.here for one in split_marks(marks)]),
             may_seal=self.seals_with.__contains__,
+            are_wireless=lambda addresses: [self.on_wifi for _ in addresses],
         )
 
     def _computed(

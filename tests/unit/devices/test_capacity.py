@@ -20,6 +20,7 @@ from meshd.devices.capacity import (
 from meshd.devices.devices import core_set
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
+from meshd.link.interface import LOOPBACK
 from meshd.peer.interface import PathStatus, PeerStatus, Stream
 from meshd.peer.messages import MessageStream
 from meshd.wire.capacity import (
@@ -295,10 +296,13 @@ def test_paths_that_carry_data_are_told_the_shortest_first() -> None:
         status(5),
         status(6, replace(carries, rtt=0.03, rtt_min=-0.5)),
     ]
+    local = carries.link.local
     assert measured_paths(peers) == (
-        MeasuredPath(bytes([6]) * 32, 0, 0),
-        MeasuredPath(bytes([2]) * 32, 2000, 1234),
-        MeasuredPath(bytes([1]) * 32, 30_000, 0),
+        (MeasuredPath(bytes([6]) * 32, 0, 0), local),
+        (MeasuredPath(bytes([2]) * 32, 2000, 1234), local),
+        (MeasuredPath(bytes([1]) * 32, 30_000, 0), local),
     )
+    inside = replace(carries, link=replace(carries.link, path=LOOPBACK))
+    assert [where for _, where in measured_paths([status(7, inside)])] == [""]
     many = [status(1 + number % 250, carries) for number in range(MAX_CAPACITY_PATHS + 1)]
     assert len(measured_paths(many)) == MAX_CAPACITY_PATHS

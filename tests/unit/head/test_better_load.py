@@ -28,6 +28,7 @@ from meshd.head.model import Model, is_news
 from meshd.head.survey import own_timed
 from meshd.identity.keys import PeerId
 from meshd.identity.membership import Role
+from meshd.link.net.wireless import are_wireless
 from meshd.model.layer_work import LayerWork
 from meshd.model.status import DrainStatus, ModelState
 from meshd.peer.interface import PeerState, PeerStatus, Stream
@@ -301,12 +302,12 @@ class Life:
     workers: tuple[PeerId, ...] = ()
 
     def replace(self, why: str) -> None:
-        """An arrival alone ends no run."""
-        raise NotImplementedError(why)
+        """Fail: an arrival alone ends no run."""
+        raise AssertionError(why)
 
     async def judge(self) -> Judgement:
-        """Nor does it measure what a load has estimated."""
-        raise NotImplementedError
+        """Fail: nor does it measure what a load has estimated."""
+        raise AssertionError
 
     async def better_with(self) -> Collection[PeerId]:
         """Return those of the rig that would help."""
@@ -318,7 +319,7 @@ class Life:
 
 @dataclass
 class Rig:
-    """Who is there, who would help, and how often that was asked."""
+    """A rig: who is there, who would help, and how often that was asked."""
 
     there: list[PeerStatus] = field(default_factory=list)
     better: frozenset[PeerId] = frozenset()
@@ -488,7 +489,14 @@ def tells(mesh: FakeMesh, bench: Bench, cache: Path, *, is_busy: Callable[[], bo
     async def devices(*, recent: bool) -> tuple[OfferedDevice, ...]:
         return (replace(CPU, free_bytes=64 << 30, total_bytes=64 << 30),)
 
-    CapacityTeller(mesh, speeds_of(bench, cache), devices=devices, machine="a", is_busy=is_busy)
+    CapacityTeller(
+        mesh,
+        speeds_of(bench, cache),
+        devices=devices,
+        machine="a",
+        is_busy=is_busy,
+        are_wireless=are_wireless,
+    )
 
 
 async def test_a_load_waits_for_no_measurement_and_devices_are_measured_once_nobody_asks(
@@ -609,7 +617,9 @@ async def test_a_worker_whose_word_does_not_hold_costs_few_loads(tmp_path: Path)
             speeds.is_asked_for_a_load = recent
             return (replace(CPU, free_bytes=64 << 30, total_bytes=64 << 30),)
 
-        CapacityTeller(mesh, speeds, devices=devices, machine="a", is_busy=lambda: False)
+        CapacityTeller(
+            mesh, speeds, devices=devices, machine="a", is_busy=lambda: False, are_wireless=are_wireless
+        )
         it.bench.timing_lines = SLOW
         measuring_head(it, tmp_path)
         await it.ready()

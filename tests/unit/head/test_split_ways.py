@@ -305,7 +305,7 @@ def test_ends_that_are_not_in_a_row_are_chance() -> None:
 
 
 class FirstByLayers(Choice):
-    """By layers over all as long as nothing was measured, then by tensors over two of three."""
+    """A choice: by layers over all as long as nothing was measured, then by tensors over two of three."""
 
     def __call__(
         self,

@@ -23,9 +23,10 @@ from meshd.head.survey import (
     ask_plain,
 )
 from meshd.head.worker_choice import FOR_LOSSES, Roster
+from meshd.model.layer_work import LayerWork
 from meshd.model.weights_index import TensorEntry, WeightsIndex
 from meshd.peer.interface import PeerState
-from meshd.plan.machines import PlainRpc
+from meshd.plan.machines import IN_DOUBT, PlainRpc
 from meshd.plan.wishes import HeadOptions
 from meshd.wire.lease import OfferedDevice, mark
 from meshd.worker.leases import Ledger
@@ -93,6 +94,31 @@ async def test_where_sums_could_cross_sealed_is_what_both_ends_say_unless_all_is
             set() if compressed else {("a", "c")}
         )
         assert len(paths) == 6
+
+
+async def test_a_path_is_wireless_as_the_end_that_it_leaves_says(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        workers = {name: it.teller(name) for name in ("a", "b")}
+        for worker in workers.values():
+            worker.mesh.paths = (path(selected=True),)
+        workers["a"].on_wifi = True
+        looks, _ = surveyor(it, tmp_path)
+        paths = (await looks.survey(KINDS, lambda _: None, measure=False)).machines.paths
+        assert {ends: found.is_wireless for ends, found in paths.items()} == {
+            ("a", "b"): True,
+            ("b", "a"): False,
+        }
+
+
+async def test_who_is_kept_apart_is_so_wherever_machines_are_compared(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        first, second, _ = (it.teller(name).mesh.key.peer for name in ("a", "b", "c"))
+        looks, _ = surveyor(it, tmp_path)
+        roster = Roster(it.head, PLAIN)
+        roster.backoff.part(first, second, asyncio.get_running_loop().time())
+        work = LayerWork(KINDS, (0,), (1.0,), output=1)
+        machines = (await looks.compared(work, PLAIN, roster, {}, measure=False)).machines
+        assert machines.apart == {frozenset(("a", "b")): IN_DOUBT} and len(machines.offers) == 3
 
 
 async def test_a_worker_that_looks_for_a_plan_of_its_own_keeps_to_its_memory_limit(tmp_path: Path) -> None:

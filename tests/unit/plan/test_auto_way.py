@@ -117,6 +117,15 @@ def test_a_pair_that_would_go_through_daemons_is_passed_by_for_one_that_seals() 
     assert found.plan.nodes == ("a", "b")
 
 
+def test_a_pair_with_one_worker_on_wifi_is_passed_by_for_one_on_a_cable() -> None:
+    there = replace(SEALED, slower=(1.0, 1.2, 1.0)).machines
+    paths = {ends: replace(path, is_wireless=ends[0] == "c") for ends, path in there.paths.items()}
+    found = planned(replace(SEALED, slower=(1.0, 1.2, 1.0)), machines=replace(there, paths=paths))
+    assert found.plan.nodes == ("a", "b")
+    paths = {ends: replace(path, is_wireless=ends[0] != "a") for ends, path in there.paths.items()}
+    assert why_not(planned(SEALED, machines=replace(there, paths=paths))) == WayAdvice.WIRELESS
+
+
 @pytest.mark.parametrize(
     ("scene", "why"),
     [
@@ -334,9 +343,9 @@ def test_a_plan_says_what_auto_makes_of_both_ways() -> None:
     assert is_chosen and text.endswith("`--split tensor` is worth it; `auto` chooses it")
     text, is_chosen = shown(FAST)
     assert not is_chosen and text.endswith(
-        "`--split tensor` is worth it; `auto` stays by layers: the workers' sums would pass through both "
-        "daemons: the workers cannot connect directly, or cannot encrypt that connection (for that, install "
-        "OpenSSL's headers on both, and run `meshd native build`)"
+        "`--split tensor` is worth it; `auto` stays by layers: what the workers exchange would pass "
+        "through both daemons: the workers cannot connect directly, or cannot encrypt that connection (then "
+        "install OpenSSL on both machines, on a Mac with Homebrew, and restart the workers)"
     )
     assert shown(SEALED, AutoWay(failed="it ended"))[0].endswith("`auto` stays by layers: it ended")
     for scene in (replace(FAST, path=WIFI), replace(SEALED, options=replace(SEALED.options, split="layers"))):

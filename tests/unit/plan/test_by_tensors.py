@@ -28,7 +28,7 @@ from meshd.plan.reasons import (
     brief,
     in_words,
 )
-from meshd.plan.split import followers, placed_tensors
+from meshd.plan.split import NoSplit, followers, placed_tensors
 from meshd.plan.wishes import HeadOptions
 
 from tests.unit.plan.split_scene import GIB
@@ -108,7 +108,23 @@ def test_shares_are_by_speed_unless_that_does_not_fit_or_workers_are_alike() -> 
 
 
 def test_the_user_gives_the_shares() -> None:
-    assert worth(planned(options=replace(TENSOR, tensor_split=(2.0, 1.0)))) == {"a": 20, "b": 10}
+    for given in ((2.0, 1.0), (2.0, 1.0, 0.0)):  # the last one: of the head, which computes nothing
+        assert worth(planned(options=replace(TENSOR, tensor_split=given))) == {"a": 20, "b": 10}
+
+
+def test_as_many_shares_as_workers_are_needed() -> None:
+    """As when one of three is lost, and the user gave shares for three."""
+    found = planned(options=replace(TENSOR, tensor_split=(1.0, 1.0, 1.0)))
+    assert not found.plan.by_tensors
+    assert "`--tensor-split` has 3 shares above 0, for 2 workers" in in_words(found.plan.reasons)
+    with pytest.raises(NoSplit, match="has 1 shares, expected 2 or 3"):
+        planned(options=replace(TENSOR, tensor_split=(2.0,)))
+    three = machines([offer(name, 16) for name in "abc"], {})
+    for given in ((1.0, 1.0), (1.0, 0.0)):
+        with pytest.raises(NoSplit, match="has 2 shares, expected 3 or 4"):
+            planned(three, options=replace(TENSOR, tensor_split=given))
+    found = planned(three, options=replace(TENSOR, tensor_split=(1.0, 1.0, 0.0)))
+    assert not found.plan.by_tensors and "has 2 shares above 0, for 3 workers" in in_words(found.plan.reasons)
 
 
 def test_each_worker_has_memory_for_all_that_is_not_divided() -> None:

@@ -39,12 +39,13 @@ def test_it_is_read_as_it_was_said() -> None:
     asked = AskCapacity(recent=True, lease=bytes(16), spans=((9, 5), (5, 0)), marks=bytes(16))
     assert decode(replace(part, lacks=b"\x03").encode()) == replace(part, lacks=b"\x03")
     assert decode(replace(part, sealable=b"\x01").encode()) == replace(part, sealable=b"\x01")
+    assert decode(replace(part, wireless=b"\x01").encode()) == replace(part, wireless=b"\x01")
     assert decode(asked.encode()) == asked
 
 
 def test_an_earlier_version_neither_asks_for_spans_nor_tells_them() -> None:
     said = msgpack.unpackb(FULL.encode())
-    del said["computed"], said["core_set"], said["sealable"]
+    del said["computed"], said["core_set"], said["sealable"], said["wireless"]
     assert decode(msgpack.packb(said)) == FULL
     asked = msgpack.unpackb(AskCapacity().encode())
     del asked["spans"]

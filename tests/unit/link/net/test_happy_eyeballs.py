@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from meshd.base.errors import Refused
 from meshd.identity.proof import Proven, Purpose
 from meshd.link.interface import DialError, DialFailure, LinkKind
-from meshd.link.net.happy_eyeballs import STAGGER_SECONDS, closest, dial_order, race
+from meshd.link.net.happy_eyeballs import closest, dial_order, race
 from meshd.link.secure.handshake import dial_error
 from meshd.link.tcp.pipe import TcpPipe
 from meshd.wire.address import Candidate
 from meshd.wire.dialable import trusted
 
 from tests.conformance.nodes import TestMesh
+from tests.conformance.run import ticks
 from tests.unit.link.watched_pipe import Watched
 
 NETWORKS = ("10.0.0.0/8", "8.0.0.0/8", "127.0.0.0/8", "fd00::/8", "2001:db8::/32")
@@ -129,12 +130,13 @@ def test_every_kind_of_failure_can_be_told(failure: DialFailure) -> None:
 
 async def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None:
     winner, loser = Watched(), Watched()
-    stubborn = asyncio.Event()
+    stubborn, won = asyncio.Event(), asyncio.Event()
     proven = Proven(TestMesh().root.peer, Purpose.JOIN, None, None, b"")
 
     async def attempt(made: list[TcpPipe], candidate: Candidate) -> tuple[TcpPipe, Proven]:
         if candidate.port == 2:
             made.append(winner)
+            won.set()
             return winner, proven
         made.append(loser)
         try:
@@ -145,7 +147,8 @@ async def test_a_race_that_is_cancelled_with_a_winner_in_hand_drops_it() -> None
 
     places = [Candidate("10.0.0.1", 1), Candidate("10.0.0.2", 2)]
     racing = asyncio.get_running_loop().create_task(race(trusted(places), attempt, kind=LinkKind.TCP))
-    await asyncio.sleep(2 * STAGGER_SECONDS)  # the winner is there, the loser does not let go
+    await won.wait()
+    await ticks(10)  # the loser is told to end, and does not let go
     assert not racing.done()
     racing.cancel()
     stubborn.set()

@@ -147,3 +147,27 @@ def test_link_local_addresses_are_offered_by_who_listens_everywhere(monkeypatch:
 
 def test_a_scoped_address_is_near() -> None:
     assert local_addresses.any_beside([ScopedCandidate("fe80::7%eth0", 7447)])
+
+
+@pytest.mark.parametrize(
+    ("host", "interface"),
+    [
+        ("192.168.1.7", "wlp2s0"),
+        ("192.168.1.8", "enp1s0"),
+        ("fe80::7%wlp2s0", "wlp2s0"),
+        ("fe80::7%enp1s0", "enp1s0"),
+        ("fe80::7%3", "wlp2s0"),
+        ("fe80:0::7", "wlp2s0"),
+        ("10.0.0.1", ""),
+        ("", ""),
+        ("relay", ""),
+    ],
+)
+def test_the_interface_of_an_address(host: str, interface: str) -> None:
+    found = [
+        InterfaceAddress("enp1s0", "192.168.1.8", 24),
+        InterfaceAddress("wlp2s0", "192.168.1.7", 24),
+        InterfaceAddress("wlp2s0", "fe80::7", 64),
+        InterfaceAddress("enp1s0", "fe80::7", 64),
+    ]
+    assert local_addresses.interface_of(host, found) == interface
