@@ -95,13 +95,16 @@ class Keeping:
             write()
         except (UserError, OSError) as error:
             why = str(error)
-            if self._why.get(name) != why:
-                LOG.warning("state_not_written", file=name, why=why)
+            # Noted before this line is logged, forgotten after the one below: between them it always waits.
+            news = self._why.get(name) != why
             self._waiting[name], self._why[name] = write, why
+            if news:
+                LOG.warning("state_not_written", file=name, why=why)
             return False
-        self._waiting.pop(name, None)
-        if self._why.pop(name, None) is not None:
+        if name in self._why:
             LOG.info("state_written", file=name)
+        self._waiting.pop(name, None)
+        self._why.pop(name, None)
         return True
 
 

@@ -20,9 +20,9 @@ _HEAD = """# Lost workers
 
 For contributors: how meshd handled each kind of lost worker. `make soak` writes this page;
 [testing.md](../testing.md#longer-runs) describes the runs. *Short counts* means a shorter run, which may omit
-kinds. *Faults* are aborts, hangs, wrong tokens and failures, and must be 0. Times are the slowest of a row,
-in seconds: until the client was told, and until the next right answer. For open streams that continued: how
-long each stalled, median and slowest of all streams.
+kinds. *Faults* are aborts, hangs, wrong tokens, late answers and failures, and must be 0. Times are the
+slowest of a row, in seconds: until the client was told, and until the next right answer. For open streams
+that continued: how long each stalled, median and slowest of all streams.
 """
 
 
@@ -30,7 +30,7 @@ long each stalled, median and slowest of all streams.
 class Loss:
     """`place`: what has to notice it.
 
-    `seconds`: how long a client waited to be told or answered, or a line needed to come back, once it could.
+    `seconds`: how long a client waited to be told, a line took to come back, or a head to end.
     `again`: until the next right answer, or the end of this one; `again_within` is what was promised.
 
     `wrong`: a client got a token that one node alone would not have made.
@@ -126,6 +126,7 @@ def _sums(place: str, kind: str, state: str, losses: Sequence[Loss]) -> str:
         "aborts": sum(loss.aborted for loss in losses),
         "hangs": sum(loss.hung for loss in losses),
         "wrong": sum(loss.wrong for loss in losses),
+        "late": sum(loss.late for loss in losses),
         "failed": sum(loss.failed for loss in losses),
     }
     slowest = [max(loss.seconds for loss in losses), max(loss.again for loss in losses)]

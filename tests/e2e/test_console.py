@@ -71,7 +71,7 @@ def test_a_chat_streams_without_an_error_and_without_a_request_to_others(tmp_pat
                     opened.keep(f"empty-{name}")
                     assert ask(opened, QUESTION) > 3, "words appear one after another"
                     opened.keep(f"chat-{name}")
-                    assert "Paris" in opened.page.get_by_role("main").inner_text()
+                    opened.page.get_by_role("main").get_by_text("Paris").first.wait_for()
                     opened.page.reload()  # the browser keeps the chat
                     opened.page.get_by_text("Paris").first.wait_for()
                     assert opened.errors == []

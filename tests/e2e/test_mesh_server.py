@@ -15,7 +15,7 @@ from tests.e2e.mesh_server_scene import LONG, LOST, MARKS, found_build, unready_
 from tests.e2e.models import smollm2, stock_text
 from tests.native.build import MeshBuild
 from tests.native.schema import OPERATIONS
-from tests.native.suite import count_tests, seals
+from tests.native.suite import count_tests
 
 pytestmark = MARKS
 
@@ -29,8 +29,10 @@ def build() -> MeshBuild:
 def test_the_native_tests_pass_under_sanitizers(build: MeshBuild, waiting: Waiting) -> None:
     env = {**os.environ, "GGML_MESH_WAITING": waiting.value}
     result = subprocess.run([build.tests], capture_output=True, text=True, check=False, timeout=300, env=env)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("passed ") == count_tests(seals=seals(build))
+    passed = [line for line in result.stdout.splitlines() if line.startswith("passed ")]
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED ")]
+    assert (result.returncode, failed) == (0, []), f"after {passed[-1:]}: {result.stderr[-20_000:]}"
+    assert len(passed) == count_tests()
 
 
 def test_both_say_what_they_are(build: MeshBuild) -> None:
@@ -40,7 +42,6 @@ def test_both_say_what_they_are(build: MeshBuild) -> None:
         for argv in words
     )
     assert (program.pop("program"), module.pop("program")) == ("mesh-server", "libggml-mesh")
-    assert type(program.pop("seals")) is bool  # the module never seals: daemons are between it and workers
     assert program == module
     assert program["protocol"] == wire.VERSION
     assert {*program["operations"]} <= {one.name for one in OPERATIONS}

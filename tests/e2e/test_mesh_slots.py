@@ -18,9 +18,9 @@ from tests.e2e.nodes import PROMPT, Fleet, api_of, model_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
-CONTEXT = 512
+CONTEXT = 256
 SLOTS = 4
-LONG = 400  # tokens: four of these answers need three contexts
+LONG = 200  # tokens: four of these answers need three contexts
 SHORT = 8
 
 
@@ -122,8 +122,8 @@ def _waits(count: int, status: Status) -> bool:
 async def _who_comes_fifth_waits_and_is_served_in_turn(head: LocalNode, api: Api) -> None:
     # the usual one has too few threads for all that wait here
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(3 * SLOTS))
-    # one ends long before the others, so the two that wait get its slot one after the other
-    lengths = (LONG // 2, *[LONG] * (SLOTS - 1))
+    # one ends well before the others, so the two that wait get its slot one after the other
+    lengths = (LONG * 5 // 8, *[LONG] * (SLOTS - 1))
     first = [asyncio.create_task(completion(api, tokens)) for tokens in lengths]
     await until(api, "processing", SLOTS)
     begun: list[str] = []

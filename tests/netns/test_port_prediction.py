@@ -90,7 +90,9 @@ def test_hosts_that_hide_and_carriers(world_and_servers: Given, symmetric: Kind,
     facts = SYMMETRIC[symmetric]
     one = site(world, symmetric, "one").host, searching(facts, RESTRICTED, servers)
     two = site(world, restricted, "two").host, searching(RESTRICTED, facts, servers)
-    assert dial_often(one, two, tries=5).paths == ["punched"] * 5
+    seen = dial_often(one, two, tries=TRIES)
+    assert len(seen.paths) >= ENOUGH, seen.errors
+    assert set(seen.paths) == {"punched"}
 
 
 def test_a_slow_line_that_loses_packets(world: World) -> None:

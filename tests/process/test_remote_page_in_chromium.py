@@ -245,6 +245,7 @@ def test_a_stream_survives_ten_seconds_without_a_connection(direct: bool, tmp_pa
             page.evaluate("() => { window.isCut = false }")
             page.get_by_text(f"{len(WORDS)} tokens").wait_for()
             page.get_by_text(re.compile(r"Connected .*, \d+ ms")).wait_for()
+            page.locator(".answer").filter(has_text=WORDS[-1]).wait_for()
             opened.keep(f"remote-whole-{direct}")
             after = page.locator(".answer").inner_text().split()
             assert len(before) < len(WORDS) and after == WORDS  # all of it, and each word once

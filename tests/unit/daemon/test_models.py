@@ -26,6 +26,7 @@ from meshd.daemon.models import (
 )
 from meshd.devices.interface import RoleStatus
 from meshd.library.facts import facts_of
+from meshd.library.members.pull import PullStep
 from meshd.library.stores import Stores
 from meshd.model.status import StoreStatus
 from meshd.store.hash_cache import PieceCache
@@ -91,12 +92,15 @@ async def test_a_download_is_of_whole_models(tmp_path: Path, part: PullRequest) 
 async def test_what_nobody_watches_is_ended_and_continued_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
     monkeypatch.setattr(daemon_models, "_LOOK_SECONDS", 0.05)
     async with scene(tmp_path) as it, exchange(it, tmp_path) as models:
         it.giver("a").has(big())
-        first = models.start(PullRequest(name=NAME, rate=1 << 20))
-        await asyncio.sleep(1.0)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(daemon_models, "_UNWATCHED_SECONDS", 0.3)
+            first = models.start(PullRequest(name=NAME, rate=1 << 20))
+            [pull] = models._pulls.values()
+            await until(lambda: not models._pulls, seconds=60.0)
+        assert pull.work.state.step is PullStep.FAILED
         with pytest.raises(UserError, match="has ended"):
             models.progress(first.id)
         reply = await ended(models, models.start(PullRequest(name=NAME)))

@@ -97,6 +97,7 @@ def test_a_drain_changes_nothing_for_a_paused_node_or_one_that_lends_nothing(tmp
     assert pause.is_on and was_paused(home) and member.told == [True]
 
 
+@pytest.mark.virtual
 async def test_a_drain_that_nobody_asks_for_any_more_is_lifted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from meshd.base.errors import LocalProtocolError, UserError
+from meshd.identity import keystore
 from meshd.identity.invite_book import InviteBook
 from meshd.identity.keys import KeyPair
 from meshd.identity.keystore import PORT_BLOB, Home, Keeping, Membership
@@ -448,6 +449,26 @@ def test_it_is_said_once_for_each_reason(capsys: pytest.CaptureFixture[str]) -> 
         keeping.keep("book", disk.write(why))
     lines = [line for line in capsys.readouterr().err.splitlines() if "state_not_written" in line]
     assert [line.rpartition("why=")[2] for line in lines] == ["full", "read-only"]
+
+
+def test_what_waits_agrees_with_the_lines_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may look between any two statements."""
+    disk, keeping = Disk(), Keeping()
+    seen: dict[str, set[str]] = {}
+
+    class Log:
+        def warning(self, event: str, **_fields: str) -> None:
+            seen[event] = set(keeping.waiting)
+
+        info = warning
+
+    monkeypatch.setattr(keystore, "LOG", Log())
+    disk.why = OSError("full")
+    keeping.keep("book", disk.write("one"))
+    disk.why = None
+    keeping.keep("book", disk.write("two"))
+    assert seen == {"state_not_written": {"book"}, "state_written": {"book"}}
+    assert not keeping.waiting
 
 
 def test_an_invite_that_was_left_goes_as_soon_as_the_disk_lets_it(
