@@ -102,7 +102,7 @@ def test_a_daemon_that_dies_or_hangs_is_started_again(machine: Machine, signal: 
         drop_in,
         "sh",
         folder,
-        text="[Service]\nWatchdogSec=2s\nRestartSec=100ms\nTimeoutAbortSec=2s\n",
+        text="[Service]\nWatchdogSec=8s\nRestartSec=100ms\nTimeoutAbortSec=2s\n",
     )
     machine.done("systemctl", "daemon-reload")
     machine.done("systemctl", "restart", "meshd-relay")

@@ -7,6 +7,7 @@ from meshd.admin.status import Status
 from meshd.base.tasks import Owner
 from meshd.fleet.fleet import Fleet as FarFleet
 from meshd.fleet.fleet import FleetSpec, ready_or_raise
+from meshd.model.status import SpeculationStatus
 
 from tests.e2e.alone import alone
 from tests.e2e.api_client import Api, generation
@@ -19,7 +20,8 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 TOKENS = 96
 DRAFTS = ("--speculate", "auto", "--min-workers", "2", "--device", "none", "--set", "serve.output=worker")
 FAR = 0.1  # seconds: a round takes far longer than to draft a token, unless others use the cores
-FARTHER = 0.6  # the same, whatever uses the cores: a drafted token may take 0.4 s, and still pays
+FARTHER = 0.6  # the same, almost whatever uses the cores: a drafted token may take 0.4 s, and still pays
+MOMENTS = 4
 PROSE = "The keeper of the lighthouse woke before dawn, as he had for thirty years, and"
 FEW_TOKENS = 16
 
@@ -86,11 +88,12 @@ def test_texts_are_those_without_drafts_and_status_says_what_was_accepted(
 
 def test_the_draft_model_drafts_a_text_that_repeats_nothing(tmp_path: Path) -> None:
     """Count as llama-server does. Repeated tokens are drafted behind twelve that were there before, and the
-    text has none: what is drafted is the draft model's."""
+    text has none: what is drafted is the draft model's. It is left out where others use the cores while its
+    cost is timed, so there are some moments to find a quiet one in."""
 
-    async def check() -> None:
+    async def drafted(folder: Path) -> tuple[SpeculationStatus, dict[str, object]]:
         async with Owner() as owner:
-            fleet = far_fleet(tmp_path, "--draft-model", str(smollm2()), *SAME_THREADS, seconds=FARTHER)
+            fleet = far_fleet(folder, "--draft-model", str(smollm2()), *SAME_THREADS, seconds=FARTHER)
             await fleet.start_workers(owner)
             head = await fleet.start_head(owner)
             api = Api(fleet.api_url(await head.until(ready_or_raise)))
@@ -99,10 +102,18 @@ def test_the_draft_model_drafts_a_text_that_repeats_nothing(tmp_path: Path) -> N
             timings = answer.body["timings"]
             assert isinstance(timings, dict)
             found = model_of(await head.status()).speculation
-            assert found is not None and found.free > 0 and found.model > 0, found
-            assert timings["draft_n"] > 0
-            assert timings["draft_n_accepted"] > 0, "the model as its own draft is right mostly"
-            assert (found.drafted, found.accepted) == (timings["draft_n"], timings["draft_n_accepted"])
+            assert found is not None and found.free > 0
             owner.cancel()
+        return found, timings
 
-    play(check())
+    for moment in range(MOMENTS):
+        found, timings = play(drafted(tmp_path / str(moment)))
+        if found.model:
+            break
+        assert "it would slow prose down" in found.why_no_model and found.why_no_model.endswith("timed)")
+        assert not timings.get("draft_n")
+    assert found.model > 0, found
+    drafts, accepted = timings["draft_n"], timings["draft_n_accepted"]
+    assert isinstance(drafts, int) and isinstance(accepted, int)
+    assert drafts >= accepted > 0, "the model as its own draft is right mostly"
+    assert (found.drafted, found.accepted) == (drafts, accepted)

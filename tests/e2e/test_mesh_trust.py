@@ -134,7 +134,7 @@ def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> 
             assert "new-identity" in told.hint
             for node in (founder, witness):
                 assert not [p for p in (await node.status()).peers if p.name == "bad"]
-            assert "new key" in _log(again)
+            await again.until(lambda _: "new key" in _log(again))
 
     play(check())
 
@@ -222,8 +222,8 @@ def test_a_copied_home_is_refused_while_the_first_answers(tmp_path: Path) -> Non
             [told] = [warning for warning in warnings if warning.code == "identity_copied"]
             assert "in use at" in told.what and "meshd leave --new-identity" in told.hint
             assert await api_of(status).complete(PROMPT, 8) == reference
-            assert "identity is in use" in _log(copy)
-            assert "leave --new-identity" in _log(copy)
+            await copy.until(lambda _: "identity is in use" in _log(copy))
+            await copy.until(lambda _: "leave --new-identity" in _log(copy))
 
     play(check())
 

@@ -139,6 +139,59 @@ def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
     asyncio.run(scenario())
 
 
+# what writes to this store ends only once <html> says `data-held` no more, as it does from then on
+_HOLD = """() => {
+  const commit = IDBTransaction.prototype.commit, page = document.documentElement;
+  IDBTransaction.prototype.commit = function () {
+    if (this.mode !== "readwrite" || !this.objectStoreNames.contains("conversations")) return commit.call(this);
+    const store = this.objectStore("conversations");
+    const hold = () => {
+      if ("held" in page.dataset) store.count().onsuccess = hold;
+      else commit.call(this);
+    };
+    page.dataset.held = "";
+    hold();
+  };
+}"""
+_LET_GO = """() => new Promise((done, failed) => {
+  delete document.documentElement.dataset.held;
+  const opening = indexedDB.open("LlamaUi");
+  opening.onerror = failed;
+  opening.onsuccess = () => {
+    const last = opening.result.transaction("conversations", "readwrite");
+    last.objectStore("conversations").count();
+    last.oncomplete = () => requestAnimationFrame(() => setTimeout(done));
+  };
+})"""
+
+
+def test_a_new_chat_may_begin_while_the_end_of_an_answer_is_stored() -> None:
+    """No conversation is active then. Upstream's page expected one to be, and showed an error."""
+
+    def see(here: World) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            page.goto(here.url)
+            ask(page)
+            page.get_by_text("some words").wait_for()
+            page.evaluate(_HOLD)
+            stop = page.get_by_role("button", name="Stop", exact=True)
+            stop.press("Enter")
+            page.locator("html[data-held]").wait_for(state="attached")
+            page.keyboard.press("Control+Shift+O")
+            page.get_by_text("some words").wait_for(state="hidden")
+            page.evaluate(_LET_GO)
+            assert opened.errors == []
+            assert page.get_by_role("alertdialog").count() == 0
+
+    async def scenario() -> None:
+        async with world(endless(), page=load_page(), seconds=200) as here:
+            await asyncio.to_thread(see, here)
+            await here.until_idle()
+
+    asyncio.run(scenario())
+
+
 def test_the_page_of_the_mesh_is_one_click_away() -> None:
     def see(here: World, _evil: object) -> None:
         with chromium() as browser, tab(browser) as opened:

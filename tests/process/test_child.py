@@ -101,7 +101,7 @@ async def test_stop_of_a_forking_wrapper_reaps_the_grandchild(tmp_path: Path) ->
 
 async def test_an_end_is_noticed_at_once_though_a_grandchild_holds_the_pipes(tmp_path: Path) -> None:
     # the grandchild sleeps 600 s with stdout inherited: waiting for the pipe's end would pass the deadline
-    maker = Maker(tmp_path, "--fork", "--die-after", "0.5", "--exit-code", "7")
+    maker = Maker(tmp_path, "--fork", "--die-after", "2", "--exit-code", "7")
     async with owned(maker) as child:
         await child.ensure_ready()
         status = await until(child, ChildState.FAILED)

@@ -58,7 +58,7 @@ def _never_ready(spec: ChildSpec) -> ChildSpec:
 async def test_a_crash_by_a_signal_names_it(tmp_path: Path) -> None:
     number = signal.SIGSEGV
 
-    async with owned(Maker(tmp_path, "--die-after", "0.5", "--die-by", str(int(number)))) as child:
+    async with owned(Maker(tmp_path, "--die-after", "2", "--die-by", str(int(number)))) as child:
         await child.ensure_ready()
         status = await until(child, ChildState.FAILED)
         assert f"was ended by {number.name}" in status.reason
