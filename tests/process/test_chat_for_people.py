@@ -143,7 +143,8 @@ def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
 _HOLD = """() => {
   const commit = IDBTransaction.prototype.commit, page = document.documentElement;
   IDBTransaction.prototype.commit = function () {
-    if (this.mode !== "readwrite" || !this.objectStoreNames.contains("conversations")) return commit.call(this);
+    const isOther = !this.objectStoreNames.contains("conversations");
+    if (isOther || this.mode !== "readwrite") return commit.call(this);
     const store = this.objectStore("conversations");
     const hold = () => {
       if ("held" in page.dataset) store.count().onsuccess = hold;
