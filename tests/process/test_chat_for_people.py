@@ -139,19 +139,20 @@ def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
     asyncio.run(scenario())
 
 
-# what writes to this store ends only once <html> says `data-held` no more, as it does from then on
+# the next write to the conversations is held, and <html> says `data-held`, until that attribute is removed
 _HOLD = """() => {
   const commit = IDBTransaction.prototype.commit, page = document.documentElement;
   IDBTransaction.prototype.commit = function () {
     const isOther = !this.objectStoreNames.contains("conversations");
     if (isOther || this.mode !== "readwrite") return commit.call(this);
+    IDBTransaction.prototype.commit = commit;
     const store = this.objectStore("conversations");
     const hold = () => {
       if ("held" in page.dataset) store.count().onsuccess = hold;
       else commit.call(this);
     };
+    store.count().onsuccess = hold;
     page.dataset.held = "";
-    hold();
   };
 }"""
 _LET_GO = """() => new Promise((done, failed) => {

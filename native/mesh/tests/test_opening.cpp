@@ -96,7 +96,7 @@ TEST(all_workers_are_greeted_before_one_is_waited_for) {
 
 // A worker that is nearly too late leaves the next one no more time than there was
 TEST(all_workers_have_one_time_for_their_welcome) {
-    constexpr std::chrono::milliseconds PATIENCE{ 4000 }; // a quarter of it is for a busy machine
+    constexpr std::chrono::milliseconds PATIENCE{ 4000 }; // a quarter of it is left for a busy machine
     told parent;
     late_worker first;
     late_worker silent;
