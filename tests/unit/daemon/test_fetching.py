@@ -84,7 +84,7 @@ async def fetched(it: Scene, folder: Path, *names: str, seen: list[FetchStatus] 
                 if seen is not None and (not seen or seen[-1] != work.now):
                     assert work.status.fetching == work.now and work.status.model is None
                     seen.append(work.now)
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0)  # each turn of the loop: a step may be short
         finally:
             await cancel_and_wait(task)
     if seen is not None:
