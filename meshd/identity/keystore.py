@@ -65,13 +65,12 @@ class Keeping:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, Callable[[], None]] = {}
-        self._why: dict[str, str] = {}
+        self._waiting: dict[str, tuple[Callable[[], None], str]] = {}  # and why it has not worked
 
     @property
     def waiting(self) -> Mapping[str, str]:
         """The files whose newest content is in memory only, and why they could not be written."""
-        return MappingProxyType(dict(self._why))
+        return MappingProxyType({name: why for name, (_, why) in self._waiting.copy().items()})
 
     def keep(self, name: str, write: Callable[[], None]) -> bool:
         """Call `write` now, or again at each `retry` until it works or a newer one comes; True if it worked.
@@ -85,9 +84,8 @@ class Keeping:
         """Write what is pending; True when nothing is left."""
         for name in list(self._waiting):
             with self._lock:
-                write = self._waiting.get(name)
-                if write is not None:  # else a newer one has been written meanwhile
-                    self._try(name, write)
+                if name in self._waiting:  # else a newer one has been written meanwhile
+                    self._try(name, self._waiting[name][0])
         return not self._waiting
 
     def _try(self, name: str, write: Callable[[], None]) -> bool:
@@ -96,15 +94,14 @@ class Keeping:
         except (UserError, OSError) as error:
             why = str(error)
             # Noted before this line is logged, forgotten after the one below: between them it always waits.
-            news = self._why.get(name) != why
-            self._waiting[name], self._why[name] = write, why
-            if news:
+            before = self._waiting.get(name)
+            self._waiting[name] = write, why
+            if before is None or before[1] != why:
                 LOG.warning("state_not_written", file=name, why=why)
             return False
-        if name in self._why:
+        if name in self._waiting:
             LOG.info("state_written", file=name)
-        self._waiting.pop(name, None)
-        self._why.pop(name, None)
+            del self._waiting[name]
         return True
 
 

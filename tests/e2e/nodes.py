@@ -214,6 +214,16 @@ def _environment(home: Path, variables: Mapping[str, str]) -> dict[str, str]:
     return {**plain, "MESHD_HOME": str(home), "MESHD_CACHE": str(cache_folder()), **variables}
 
 
+def log_of(node: LocalNode) -> str:
+    """Return all that a node wrote until now."""
+    return (node.spec.home / "node.log").read_text()
+
+
+async def has_logged(node: LocalNode, text: str) -> None:
+    """Wait for this text in its log: a line may come after what it is about."""
+    await node.until(lambda _: text in log_of(node))
+
+
 def print_log(node: LocalNode) -> None:
     """The last lines of what a node wrote, for pytest to show."""
     log = node.spec.home / "node.log"

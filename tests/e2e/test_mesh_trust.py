@@ -20,7 +20,7 @@ from meshd.worker.mesh_server import CHILD_NAME
 from tests.e2e.alone import alone
 from tests.e2e.bare_node import bare_node, connected, disconnected
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, play
+from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, child_pid, cli, has_logged, log_of, play
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
@@ -50,10 +50,6 @@ def _refused(done: "subprocess.CompletedProcess[str]", token: str, *words: str) 
 
 async def _silent(_stream: Stream) -> None:
     """A service that nobody gets to."""
-
-
-def _log(node: LocalNode) -> str:
-    return (node.spec.home / "node.log").read_text()
 
 
 def test_a_token_is_good_for_what_it_says_and_no_more(tmp_path: Path) -> None:
@@ -134,7 +130,7 @@ def test_a_banned_member_is_out_within_seconds_and_stays_out(tmp_path: Path) -> 
             assert "new-identity" in told.hint
             for node in (founder, witness):
                 assert not [p for p in (await node.status()).peers if p.name == "bad"]
-            await again.until(lambda _: "new key" in _log(again))
+            await has_logged(again, "new key")
 
     play(check())
 
@@ -157,8 +153,8 @@ def test_a_node_that_leaves_is_gone_everywhere_and_may_come_back(tmp_path: Path)
                 assert status.mesh is not None
                 assert status.mesh.members == 2
             for node in (founder, witness):
-                assert token not in _log(node), "a token is a secret"
-            after = _log(leaver).partition(" stopping ")[2]
+                assert token not in log_of(node), "a token is a secret"
+            after = log_of(leaver).partition(" stopping ")[2]
             assert "link_up" not in after and "peer_left" not in after
             left = {path.name for path in leaver.spec.home.iterdir() if path.is_file()}
             assert left <= {"identity.key", "counters", "lock", "mesh-port.blob", "name.blob", "node.log"}
@@ -222,8 +218,8 @@ def test_a_copied_home_is_refused_while_the_first_answers(tmp_path: Path) -> Non
             [told] = [warning for warning in warnings if warning.code == "identity_copied"]
             assert "in use at" in told.what and "meshd leave --new-identity" in told.hint
             assert await api_of(status).complete(PROMPT, 8) == reference
-            await copy.until(lambda _: "identity is in use" in _log(copy))
-            await copy.until(lambda _: "leave --new-identity" in _log(copy))
+            await has_logged(copy, "identity is in use")
+            await has_logged(copy, "leave --new-identity")
 
     play(check())
 

@@ -6,14 +6,24 @@ import pytest
 from meshd import __version__
 from meshd.admin.status import Status
 from meshd.build.pin import read_pin
-from meshd.fleet.fleet import LocalNode
 from meshd.identity.invite import relay_url
 from meshd.rpc.mesh_protocol import VERSION as MESH_VERSION
 from meshd.wire.versions import OLDEST_WIRE_VERSION, WIRE_VERSION
 
 from tests.e2e.alone import alone
 from tests.e2e.models import native, small, smollm2
-from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, peer_of, play
+from tests.e2e.nodes import (
+    PROMPT,
+    SAME_THREADS,
+    Fleet,
+    api_of,
+    cli,
+    has_logged,
+    log_of,
+    model_of,
+    peer_of,
+    play,
+)
 from tests.e2e.other_version import RELEASE_VERSION, changed_copy, last_release, run_by, shares_models
 from tests.process.relay_process import Relay, relay
 
@@ -25,15 +35,6 @@ OTHERS = "f" * 40
 TOKENS = 24
 VERSIONS = "meshd/wire/versions.py"
 FAR = WIRE_VERSION + 2
-
-
-def _log(node: LocalNode) -> str:
-    return (node.spec.home / "node.log").read_text()
-
-
-async def _has_logged(node: LocalNode, event: str) -> None:
-    """Wait for a line of this event: it may come after what it is about."""
-    await node.until(lambda _: event in _log(node))
 
 
 @pytest.mark.parametrize("older", ["worker", "head"])
@@ -138,8 +139,8 @@ def test_versions_without_a_common_protocol_are_refused_at_the_join_and_as_membe
             versions = f"speaks version {FAR} of meshd's protocol, node {me} version {WIRE_VERSION}"
             assert versions in refused.stderr
             assert remedy + me in refused.stderr
-            await _has_logged(founder, "version_refused")  # the stranger's refusal may be told before
-            assert remedy + me in _log(founder)
+            await has_logged(founder, "version_refused")  # the stranger's refusal may be told before
+            assert remedy + me in log_of(founder)
             # a member that was upgraded too far
             member = await fleet.worker("member", token=token)
             await member.until(_is_connected)
@@ -169,9 +170,9 @@ def test_a_relay_without_a_common_protocol_is_told_with_the_remedy(
     async def check() -> None:
         async with Fleet(tmp_path) as fleet:
             node = await fleet.worker("worker", "--relay", relay_url(hint))
-            await _has_logged(node, "relay_unreachable")
+            await has_logged(node, "relay_unreachable")
             status = await node.status()
-            [line] = [line for line in _log(node).splitlines() if "relay_unreachable" in line]
+            [line] = [line for line in log_of(node).splitlines() if "relay_unreachable" in line]
             assert f"run `meshd upgrade` on node {status.node.id[:10]}" in line
 
     play(check())
@@ -197,6 +198,6 @@ def test_another_pin_is_told_on_both_sides_at_the_join(tmp_path: Path) -> None:
                 assert f"runs llama.cpp {far}, this node {near}" in warning.what
                 assert "meshd native build" in warning.hint
             for node in (worker, head):
-                await _has_logged(node, "native_differs")
+                await has_logged(node, "native_differs")
 
     play(check())

@@ -5,6 +5,7 @@ Accessibility is judged by axe-core, which `make chat` leaves among the packages
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +117,29 @@ def endless() -> Answer:
     return answer
 
 
+def look_at_endless(see: Callable[[World], None]) -> None:
+    """Look, in a thread, at the page of a node whose answers do not end."""
+
+    async def scenario() -> None:
+        async with world(endless(), page=load_page(), seconds=200) as here:
+            await asyncio.to_thread(see, here)
+            await here.until_idle()
+
+    asyncio.run(scenario())
+
+
+def answered_in_part(page: "Page", url: str) -> None:
+    """Open the page, ask, and see the beginning of the answer."""
+    page.goto(url)
+    ask(page)
+    page.get_by_text("some words").wait_for()
+
+
 def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
     def see(here: World) -> None:
         with chromium() as browser, tab(browser) as opened:
             page = opened.page
-            page.goto(here.url)
-            ask(page)
-            page.get_by_text("some words").wait_for()
+            answered_in_part(page, here.url)
             stop = page.get_by_role("button", name="Stop", exact=True)
             stop.press("Enter")  # at once: the page moves the focus when an answer begins
             stop.wait_for(state="hidden")
@@ -131,12 +148,7 @@ def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
             page.get_by_role("textbox", name="Type a message").wait_for()
             assert opened.errors == []
 
-    async def scenario() -> None:
-        async with world(endless(), page=load_page(), seconds=200) as here:
-            await asyncio.to_thread(see, here)
-            await here.until_idle()
-
-    asyncio.run(scenario())
+    look_at_endless(see)
 
 
 # the next write to the conversations is held, and <html> says `data-held`, until that attribute is removed
@@ -173,9 +185,7 @@ def test_a_new_chat_may_begin_while_the_end_of_an_answer_is_stored() -> None:
     def see(here: World) -> None:
         with chromium() as browser, tab(browser) as opened:
             page = opened.page
-            page.goto(here.url)
-            ask(page)
-            page.get_by_text("some words").wait_for()
+            answered_in_part(page, here.url)
             page.evaluate(_HOLD)
             stop = page.get_by_role("button", name="Stop", exact=True)
             stop.press("Enter")
@@ -186,12 +196,7 @@ def test_a_new_chat_may_begin_while_the_end_of_an_answer_is_stored() -> None:
             assert opened.errors == []
             assert page.get_by_role("alertdialog").count() == 0
 
-    async def scenario() -> None:
-        async with world(endless(), page=load_page(), seconds=200) as here:
-            await asyncio.to_thread(see, here)
-            await here.until_idle()
-
-    asyncio.run(scenario())
+    look_at_endless(see)
 
 
 def test_the_page_of_the_mesh_is_one_click_away() -> None:
