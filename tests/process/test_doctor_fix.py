@@ -42,6 +42,12 @@ def contents(found: Tree) -> list[bytes]:
     return [content for name, (_, _, content) in found.items() if "part-" not in name and ".tmp" not in name]
 
 
+def not_ok(findings: list[dict[str, str]]) -> list[str]:
+    """Return the codes of what is not ok, but for the page of a checkout in which `make chat` has not run."""
+    codes = [one["code"] for one in findings if one["state"] != "ok"]
+    return [code for code in codes if code != Kind.CHAT_PAGE_SMALL.code]
+
+
 @pytest.mark.parametrize("kind", MENDED, ids=lambda kind: kind.code)
 def test_it_is_mended_once(kind: Kind, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
@@ -52,7 +58,7 @@ def test_it_is_mended_once(kind: Kind, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     [fixed] = answer["fixed"]
     assert (fixed["code"], fixed["failed"]) == (kind.code, "") and fixed["did"]
-    assert [one for one in answer["findings"] if one["state"] != "ok"] == []
+    assert not_ok(answer["findings"]) == []
     assert machine.problems() == {}
     kept = [content for content in contents(before) if content]
     assert [content for content in kept if content not in contents(tree(tmp_path))] == []
@@ -69,7 +75,7 @@ def test_what_is_not_safe_is_left_as_it_is(kind: Kind, tmp_path: Path) -> None:
     for written in (before, after):
         written.pop("home/control.sock", None)  # of the front, which takes it at each start
     assert answer["fixed"] == [] and after == before
-    assert [one["code"] for one in answer["findings"] if one["state"] != "ok"] == [kind.code]
+    assert not_ok(answer["findings"]) == [kind.code]
 
 
 @pytest.mark.parametrize("name", ["home", "cache"])
