@@ -13,7 +13,7 @@ from meshd.gateway.interface import KeyStatus
 from meshd.gateway.pages import MESH_FOLDER, mesh_page
 from meshd.model.status import DrainStatus, ModelState
 
-from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
+from tests.e2e.browser import Scheme, Tab, chromium, expect, needs_chromium, tab
 from tests.process.axe import needs_axe, serious_faults
 from tests.process.mesh_views_fake import (
     ATTIC,
@@ -40,13 +40,13 @@ pytestmark = [
 _PATIENCE_MS = 20_000
 _COPIED = {"name": "mesh:GLM-4.7-Flash-Q4_K_M", "background": True, "download": True}
 VIEWS = ("models", "plan", "network", "invite", "agents", "logs")
-_STATUS = status(members=peers(), served=(model(),))
+STATUS = status(members=peers(), served=(model(),))
 _TWO = status(served=(model(), model("glm", ModelState.UNLOADED)))
 
 
 def look(see: Callable[[FakeNode, "Browser"], None], node: FakeNode | None = None) -> FakeNode:
     """Have a browser look, in a thread, at the page of this node."""
-    node = node or FakeNode(state(_STATUS))
+    node = node or FakeNode(state(STATUS))
     page = mesh_page()
     assert page is not None
 
@@ -254,8 +254,8 @@ def test_nothing_is_done_if_the_question_is_answered_no() -> None:
         with tab(browser) as shown:
             page = opened(shown, node, "invite")
             for way in ("Cancel", "Escape"):
-                page.get_by_role("button", name="Ban", exact=True).first.focus()
-                page.keyboard.press("Enter")
+                button = page.get_by_role("button", name="Ban", exact=True).first
+                button.press("Enter")
                 dialog = page.get_by_role("dialog")
                 assert "Only the founder can lift the ban" in dialog.inner_text()
                 if way == "Escape":
@@ -263,7 +263,7 @@ def test_nothing_is_done_if_the_question_is_answered_no() -> None:
                 else:
                     dialog.get_by_role("button", name="Cancel").press("Enter")
                 dialog.wait_for(state="hidden")
-                assert page.evaluate("document.activeElement.textContent.trim()") == "Ban"
+                expect(button).to_be_focused()
             assert node.fields_of("revoke") == []
 
     look(see)
@@ -286,7 +286,7 @@ def test_a_button_is_pressed_once_at_a_time() -> None:
             page.get_by_text("Checked: 2 problems").wait_for()
             assert node.fields_of("netcheck") == [{}]
 
-    look(see, FakeNode(state(_STATUS), slow=frozenset({"netcheck"})))
+    look(see, FakeNode(state(STATUS), slow=frozenset({"netcheck"})))
 
 
 def test_mistakes_in_a_form_are_told_before_the_node_is_asked() -> None:
@@ -408,9 +408,9 @@ def test_a_copy_that_failed_is_begun_again() -> None:
             # Until its file is known, it has the name that it was asked for by.
             node.results["pull_progress"] = replace(PULL, id=6, step="asking", name="")
             page.get_by_role("progressbar", name="mesh:GLM-4.7-Flash-Q4_K_M").wait_for()
-            assert page.get_by_role("listitem").filter(has_text="asking the other machines").count() == 1
+            expect(page.get_by_role("listitem").filter(has_text="asking the other machines")).to_have_count(1)
 
-    node = FakeNode(state(_STATUS))
+    node = FakeNode(state(STATUS))
     node.results["member_models"] = MemberModelsReply(models=(), pulls=(failed,))
     node.results["pull"] = replace(PULL, id=6)
     look(see, node)
@@ -449,7 +449,7 @@ def test_a_model_is_got_by_any_name_and_its_progress_shown() -> None:
             card.get_by_text("not compared with the hash").wait_for()
             assert card.count() == 1 and shown.errors == []
 
-    node = FakeNode(state(_STATUS))
+    node = FakeNode(state(STATUS))
     node.results["pull"] = node.results["pull_progress"] = running
     look(see, node)
 
@@ -514,7 +514,8 @@ def test_a_plan_and_the_times_compare_layers_with_tensors() -> None:
                 page.get_by_text("connect garage by cable").first.wait_for()
                 asked = page.get_by_role("region", name="Predict how fast")
                 times = page.get_by_role("region", name="Where the time goes")
-                assert [asked.get_by_text(plan).count(), times.get_by_text(why).count()] == [shows] * 2
+                expect(asked.get_by_text(plan)).to_have_count(shows)
+                expect(times.get_by_text(why)).to_have_count(shows)
                 assert page.get_by_text("by tensors").count() == 2 * shows and shown.errors == []
             planned, explained = node.results["plan"], node.results["why"]
             assert isinstance(planned, PlanReply) and isinstance(explained, WhyReply)
@@ -549,7 +550,7 @@ def test_a_name_that_no_terminal_should_get_has_a_note_in_place_of_a_command(nam
             assert card.get_by_text("unsafe in a terminal").count() == 2, "to verify, and to remove"
             assert card.locator(".command").count() == 0
 
-    node = FakeNode(state(_STATUS))
+    node = FakeNode(state(STATUS))
     answer = node.results["models"]
     assert isinstance(answer, Mapping)
     node.results["models"] = {"models": [{**answer["models"][0], "name": name}]}
@@ -563,7 +564,7 @@ def test_what_could_not_be_listed_is_said() -> None:
             page.get_by_text("attic did not say which models it has: it is busy").wait_for()
             page.get_by_text("not allowed to read /root/models").wait_for()
 
-    node = FakeNode(state(_STATUS))
+    node = FakeNode(state(STATUS))
     left_out = [{"node": "attic", "why": "it is busy"}]
     node.results["models"] = {"models": [], "left_out": left_out, "unreadable": ["/root/models"]}
     look(see, node)
@@ -641,37 +642,7 @@ def test_a_node_that_may_do_nothing_offers_nothing() -> None:
             for name in ("Make an invite", "Ban", "Forget", "Pause", "Lift the ban"):
                 assert page.get_by_role("button", name=name, exact=True).count() == 0, name
 
-    look(see, FakeNode({**state(_STATUS), "can": ["ban_list", "invite_list"]}))
-
-
-def test_the_log_is_filtered_and_followed() -> None:
-    def see(node: FakeNode, browser: "Browser") -> None:
-        with tab(browser) as shown:
-            page = opened(shown, node, "logs")
-            log = page.get_by_role("region", name="Lines of the log")
-            log.wait_for()
-            page.get_by_role("combobox", name="Level").select_option("warning")
-            page.get_by_text("3 of 4 lines").wait_for()
-            assert "Traceback of nobody" in log.inner_text(), "it belongs to the line before"
-            page.get_by_role("combobox", name="Level").select_option("error")
-            page.get_by_text("1 of 4 lines").wait_for()
-            page.get_by_role("combobox", name="Level").select_option("")
-            page.get_by_role("searchbox").fill("ATTIC")
-            page.get_by_text("1 of 4 lines").wait_for()
-            page.get_by_role("searchbox").fill("nothing like it")
-            page.get_by_text("No line matches").wait_for()
-            page.get_by_role("searchbox").fill("")
-            page.get_by_role("checkbox", name="Follow").check()
-            node.results["logs"] = {"lines": ["a new line"], "logs": ["meshd", "llama-server"]}
-            log.get_by_text("a new line").wait_for()
-            page.get_by_role("combobox", name="Lines").select_option("500")
-            page.get_by_text("--lines 500").wait_for()
-            page.get_by_role("combobox", name="Log of").select_option("llama-server")
-            page.get_by_text("meshd logs --lines 500 llama-server").wait_for()
-
-    node = look(see)
-    asked = node.fields_of("logs")
-    assert {"lines": 500, "log": "meshd"} in asked and {"lines": 500, "log": "llama-server"} in asked
+    look(see, FakeNode({**state(STATUS), "can": ["ban_list", "invite_list"]}))
 
 
 def test_a_key_that_is_required_is_named_and_never_shown() -> None:
@@ -684,7 +655,7 @@ def test_a_key_that_is_required_is_named_and_never_shown() -> None:
             assert f"ANTHROPIC_BASE_URL={node.url}" in lines and "ANTHROPIC_API_KEY=YOUR_KEY" in lines
             assert "ANTHROPIC_MODEL=Qwen3-4B-Q4_K_M" in lines
 
-    api = _STATUS.api
+    api = STATUS.api
     assert api is not None
-    with_key = replace(_STATUS, api=replace(api, keys=(KeyStatus("anna", 0, 0, 0, 0, 0),)))
+    with_key = replace(STATUS, api=replace(api, keys=(KeyStatus("anna", 0, 0, 0, 0, 0),)))
     look(see, FakeNode(state(with_key)))

@@ -11,10 +11,23 @@ export class Job<Result> {
 	result = $state.raw<Result | null>(null);
 	/** The command line of the last run, which is shown with its refusal. */
 	command = $state('');
+	#running: Promise<unknown> = Promise.resolve();
 
 	/** Do `name`; `say` words the result. Returns the result, or null if it was refused or is under way. */
 	async run(name: string, fields: Fields = {}, say?: (result: Result) => string): Promise<Result | null> {
 		if (this.busy) return null;
+		const running = this.#do(name, fields, say);
+		this.#running = running;
+		return running;
+	}
+
+	/** Read once more: after a run that is under way, as that may have read what is old by now. */
+	async again(name: string, fields: () => Fields = () => ({}), say?: (result: Result) => string): Promise<Result | null> {
+		while (this.busy) await this.#running;
+		return this.run(name, fields(), say);
+	}
+
+	async #do(name: string, fields: Fields, say?: (result: Result) => string): Promise<Result | null> {
 		this.busy = true;
 		this.said = '';
 		this.refusal = null;
