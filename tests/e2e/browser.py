@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 from urllib.parse import urlsplit
 
 import pytest
 
 if TYPE_CHECKING:  # its import takes long, and each process of `pytest -n` imports all tests
-    from playwright.sync_api import Browser, Page, Playwright
+    from playwright.sync_api import Browser, Locator, Page, Playwright
+    from playwright.sync_api._generated import LocatorAssertions, PageAssertions
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's package `chromium`")
@@ -54,6 +55,18 @@ class Tab:
             Path(folder).mkdir(parents=True, exist_ok=True)
             shown = self.page.locator(part) if part else self.page
             shown.screenshot(path=f"{folder}/{name}.png")
+
+
+@overload
+def expect(shown: "Page") -> "PageAssertions": ...
+@overload
+def expect(shown: "Locator") -> "LocatorAssertions": ...
+def expect(shown: "Page | Locator") -> "PageAssertions | LocatorAssertions":
+    """Assert what a page comes to show, as it may draw a moment after it was pressed or got an answer."""
+    from playwright.sync_api import expect as looks_again
+
+    looks_again.set_options(timeout=_PATIENCE_MS)
+    return looks_again(shown)
 
 
 WEBRTC = ("--allow-loopback-in-peer-connection", "--disable-features=WebRtcHideLocalIpsWithMdns")

@@ -186,6 +186,15 @@ def child_pid(status: Status, name: str) -> int:
     return pid
 
 
+async def replaced(node: LocalNode, name: str, pid: int) -> None:
+    """Wait until a node runs another child of this name than the one with this pid."""
+
+    def runs(status: Status) -> bool:
+        return any(child.name == name and child.pid not in (None, pid) for child in status.children)
+
+    await node.until(runs)
+
+
 async def ping(node: LocalNode, peer: str) -> float:
     """Round trip in seconds."""
     reply = await asyncio.to_thread(ask, node.spec.home, PingRequest(peer=peer))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from meshd.gateway.pages import CHAT_FOLDER
 
-from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
+from tests.e2e.browser import Scheme, Tab, chromium, expect, needs_chromium, tab
 from tests.e2e.models import smollm2
 from tests.e2e.nodes import Fleet, api_of, play
 
@@ -49,15 +49,13 @@ def served(folder: Path, look: Callable[[str], None]) -> None:
 
 def ask(opened: Tab, question: str) -> int:
     """Send a message, and wait until its answer is complete. Returns how often the page grew meanwhile."""
-    from playwright.sync_api import expect
-
     box = opened.page.get_by_role("textbox", name="Type a message")
     box.fill(question)
     opened.page.evaluate(WATCH)
     with opened.page.expect_request("**/v1/chat/completions"):
         # on a phone, Enter begins a new line
         opened.page.get_by_role("button", name="Send").click()
-    expect(opened.page.get_by_role("button", name="Stop")).to_have_count(0, timeout=60_000)
+    expect(opened.page.get_by_role("button", name="Stop")).to_have_count(0)
     return int(opened.page.evaluate("seen.size"))
 
 

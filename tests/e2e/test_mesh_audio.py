@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from meshd.fleet.fleet import LocalNode
 
-from tests.e2e.nodes import Fleet, api_of, child_pid, model_of, play
+from tests.e2e.nodes import Fleet, api_of, child_pid, model_of, play, replaced
 from tests.e2e.random_models import random_model
 from tests.e2e.random_parts import WIDTH
 from tests.e2e.random_projector import SECOND_TOKENS, random_audio_projector
@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 NODES = ("worker-0",)
 HIT_AFTER = 5  # events
+TRIES = 3  # on a busy machine the rest of an answer may come before the process is hit
 RATE = 16000  # samples a second
 
 
@@ -123,16 +124,27 @@ def test_a_sound_is_heard_by_the_head_and_the_split_model_says_the_same(tmp_path
 def test_a_transcription_goes_on_when_llama_server_is_lost(tmp_path: Path) -> None:
     async def check() -> None:
         async with served(tmp_path, "--set", "serve.continue_answers=100", workers=1) as head:
-            status = await head.status()
-            url, pid = api_of(status).url, child_pid(status, "llama-server")
+            url = api_of(await head.status()).url
             whole = await asyncio.to_thread(transcribed_in_pieces, url, tone(440, 0.9), lambda _: None)
-
-            def hit(number: int) -> None:
-                if number == HIT_AFTER:
-                    os.kill(pid, signal.SIGKILL)
-
-            assert await asyncio.to_thread(transcribed_in_pieces, url, tone(440, 0.9), hit) == whole != ""
-            log = (head.spec.home / "logs" / "meshd.log").read_text()
-            assert log.count("upstream_lost") == 1, "the answer was over before"
+            for _ in range(TRIES):
+                assert await _hit(head, url) == whole != ""
+                log = (head.spec.home / "logs" / "meshd.log").read_text()
+                if lost := log.count("upstream_lost"):
+                    break
+            assert lost == 1, "the answer was over before"
 
     play(check())
+
+
+async def _hit(head: LocalNode, url: str) -> str:
+    """Return the transcription under which llama-server was killed, once there is another."""
+    pid = child_pid(await head.status(), "llama-server")
+
+    def hit(number: int) -> None:
+        if number == HIT_AFTER:
+            os.kill(pid, signal.SIGKILL)
+
+    text = await asyncio.to_thread(transcribed_in_pieces, url, tone(440, 0.9), hit)
+    await replaced(head, "llama-server", pid)
+    await head.until(lambda status: model_of(status).state == "ready")
+    return text

@@ -15,7 +15,7 @@ from meshd.gateway.interface import Readiness
 from meshd.gateway.pages import CHAT_FOLDER, load_page
 from meshd.model.status import ModelState
 
-from tests.e2e.browser import Scheme, chromium, needs_chromium, tab
+from tests.e2e.browser import Scheme, chromium, expect, needs_chromium, tab
 from tests.process.gateway_fake import (
     Answer,
     FakeServer,
@@ -275,20 +275,24 @@ _TRIES, _TRY_MS = 6, 5000
 
 
 def pick(page: "Page", now: str, wanted: str) -> None:
-    """Choose a model with the keyboard alone."""
-    from playwright.sync_api import TimeoutError as NotYet
-    from playwright.sync_api import expect
+    """Choose a model with the keyboard alone.
 
-    search = page.get_by_placeholder("Search models...")
+    A page that is not yet alive opens no list, and a new chat, which moves the focus to its message a tenth
+    of a second later, closes one that has just been opened.
+    """
+    from playwright.sync_api import TimeoutError as NotYet
+
+    button = page.get_by_role("button", name=now, exact=True).last  # answers have such buttons, too
+    search, found = page.get_by_placeholder("Search models..."), page.get_by_role("option")
     for _ in range(_TRIES):
-        page.get_by_role("button", name=now, exact=True).last.press("Enter")  # answers have such buttons, too
-        with contextlib.suppress(NotYet):  # a page that is not yet alive does nothing
-            search.wait_for(timeout=_TRY_MS)
-            break
-    search.fill(wanted)
-    expect(page.get_by_role("option")).to_have_count(1)  # until then the first is another
-    for key in ("ArrowDown", "Enter"):
-        search.press(key)  # a new chat moves the focus to its message, up to a tenth of a second later
+        with contextlib.suppress(NotYet, AssertionError):
+            button.press("Enter")
+            search.fill(wanted, timeout=_TRY_MS)
+            expect(found).to_have_count(1, timeout=_TRY_MS)  # until then the first is another
+            for key in ("ArrowDown", "Enter"):
+                search.press(key, timeout=_TRY_MS)
+            return
+    raise AssertionError(f"the list of models, from which to choose {wanted}, did not stay open")
 
 
 def test_a_keyboard_picks_a_model_which_is_seen_to_load_and_answers() -> None:

@@ -8,7 +8,7 @@ import pytest
 from meshd.admin.api import ExposedList
 from meshd.gateway.pages import MESH_FOLDER
 
-from tests.e2e.browser import needs_chromium, tab
+from tests.e2e.browser import expect, needs_chromium, tab
 from tests.process.mesh_views_fake import (
     ATTIC,
     EXPOSED,
@@ -65,18 +65,17 @@ def test_a_service_is_exposed_to_chosen_machines_after_a_question() -> None:
             dialog.get_by_role("button", name="Cancel").click()
             assert node.fields_of("expose") == []
             node.results["expose"] = replace(EXPOSED, target="nas.lan:22")
-            do(page, ("Expose it", "Expose it"))
+            with page.expect_response("**/mesh/do/expose_list"):  # it is listed again
+                do(page, ("Expose it", "Expose it"))
             done = page.get_by_role("status").filter(has_text="ssh (nas.lan:22) is exposed to garage")
             done.filter(has_text="nas.lan:22 is not a loopback address").wait_for()
             assert node.fields_of("expose") == [
                 {"name": "ssh", "target": "nas.lan:22", "to": [GARAGE, ATTIC]}
             ]
-            page.wait_for_function(
-                "document.querySelector('main form input[type=checkbox]:checked') === null"
-            )
+            expect(page.locator("main form input[type=checkbox]:checked")).to_have_count(0)
             assert shown.errors == []
 
-    assert len(look(see).fields_of("expose_list")) == 2, "it is listed again"
+    assert len(look(see).fields_of("expose_list")) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import segno
 import segno.encoder
 from meshd.gateway.pages import MESH_FOLDER
 
-from tests.e2e.browser import needs_chromium, tab
+from tests.e2e.browser import expect, needs_chromium, tab
 from tests.process.mesh_views_fake import PAGE_URL, FakeNode, model, peers, state, status
 from tests.process.test_mesh_views_in_chromium import look, opened, press
 
@@ -41,7 +41,7 @@ def test_a_machine_is_invited_by_the_keyboard_alone() -> None:
             page.keyboard.press("Enter")
             page.get_by_role("textbox", name="Invite", exact=True).wait_for()
             assert node.fields_of("invite") == [{"expires_s": 3600, "uses": 2, "roles": ["use"]}]
-            assert page.get_by_role("img", name="The invite as a QR code").count() == 1
+            page.get_by_role("img", name="The invite as a QR code").wait_for()
             assert "--expires 1h --uses 2 --role use" in page.locator("main").inner_text()
             shown.keep("invite-made")
 
@@ -80,7 +80,7 @@ def test_a_phone_is_invited_by_a_qr_code_of_the_page(monkeypatch: pytest.MonkeyP
             dark = {(x, y) for y, row in enumerate(rows) for x, is_dark in enumerate(row) if is_dark}
             assert {tuple(found) for found in page.evaluate(modules)} == dark
             press(page, "Hide the QR code")
-            assert code.count() == 0
+            expect(code).to_have_count(0)
 
     look(see)
 

@@ -13,7 +13,7 @@ from meshd.gateway.pages import INDEX_NAME
 from meshd.model.status import ModelState, SplitPart
 from wheels.mesh_page import MESH_FOLDER
 
-from tests.e2e.browser import Scheme, Tab, chromium, needs_chromium, tab
+from tests.e2e.browser import Scheme, Tab, chromium, expect, needs_chromium, tab
 from tests.process import mesh_page_states as states
 from tests.process.axe import needs_axe, serious_faults
 from tests.process.mesh_page_fake import NO_SESSION, FakeNode, State, look
@@ -95,8 +95,7 @@ def test_the_picture_shows_kinds_of_paths_in_words_and_what_flows() -> None:
     def see(node: FakeNode) -> None:
         with chromium() as browser, showing(browser, node) as opened:
             picture = opened.page.get_by_role("group", name="4 machines and the paths between them")
-            picture.locator("path.flow").first.wait_for()
-            assert picture.locator("path.flow").count() == 2  # nothing flows to barn
+            expect(picture.locator("path.flow")).to_have_count(2)  # nothing flows to barn
             for words in ("LAN, 1.20 ms", "punched, 34.2 ms", "relayed, 81.0 ms"):
                 assert picture.get_by_role("button", name=words).count() == 1
             assert picture.locator("text", has_text="MB/s").count() >= 2
@@ -181,8 +180,7 @@ def test_all_is_reached_by_the_keyboard_and_a_machine_opens_its_row() -> None:
             page.get_by_role("group").get_by_role("button", name="barn").focus()
             page.keyboard.press("Enter")
             row = page.get_by_role("button", name="barn", expanded=True)
-            row.wait_for()
-            assert row.evaluate("row => row === document.activeElement")
+            expect(row).to_be_focused()
             assert page.get_by_text("both NATs map each address to another port").is_visible()
 
     look(FakeNode([states.split()]), see)
@@ -193,13 +191,14 @@ def test_the_views_are_places_that_a_browser_remembers() -> None:
         with chromium() as browser, showing(browser, node) as opened:
             page = opened.page
             machines = page.get_by_role("link", name="Machines")
-            assert machines.get_attribute("aria-current") == "page"
+            expect(machines).to_have_attribute("aria-current", "page")
             page.get_by_role("link", name="Logs").first.click()
             page.wait_for_url("**/mesh#logs")
-            assert page.title() == "Logs: desk"
+            expect(page).to_have_title("Logs: desk")  # the address changes before the page hears of it
+            expect(machines).not_to_have_attribute("aria-current", "page")
             page.go_back()
-            page.wait_for_function("document.title === 'Machines: desk'")
-            assert machines.get_attribute("aria-current") == "page"
+            expect(page).to_have_title("Machines: desk")
+            expect(machines).to_have_attribute("aria-current", "page")
 
     look(FakeNode([states.split()], answers={"logs": {"lines": ["a line"], "logs": ["meshd"]}}), see)
 
@@ -261,7 +260,7 @@ def test_a_lost_node_is_said_and_found_again() -> None:
             assert opened.page.get_by_role("heading", name="4 machines").is_visible()
             node.refuses, node.states, node.ends = None, [states.crowd()], False
             opened.page.get_by_role("heading", name="30 machines").wait_for()
-            assert not opened.page.get_by_text("The node has not answered for").is_visible()
+            expect(opened.page.get_by_text("The node has not answered for")).to_be_hidden()
 
     look(node, see)
 
@@ -318,7 +317,7 @@ def test_this_machine_tells_what_status_tells_of_it() -> None:
                 "192.168.1.4:17430",
                 "5vesrrri2h, 1 member; this node may: use",
             ):
-                assert opened.page.get_by_text(text, exact=True).is_visible(), text
+                opened.page.get_by_text(text, exact=True).wait_for()
 
     look(FakeNode([states.shown(told)]), see)
 
@@ -358,17 +357,18 @@ def test_numbers_that_change_move_nothing() -> None:
     first, second = states.split(), states.split(7)
     changed = replace(states.status(states.PEERS).peers[1].link or pytest.fail("no link"), rtt_ms=41.7)
     second["status"]["peers"][1]["link"] = to_fields(changed)  # type: ignore[index,call-overload]
-    shifts = """() => new Promise((done) => {
-        let sum = 0;
-        new PerformanceObserver((list) => { for (const one of list.getEntries()) sum += one.value; })
+    watch = """() => {
+        window.shifted = 0;
+        new PerformanceObserver((list) => { for (const one of list.getEntries()) shifted += one.value; })
             .observe({ type: 'layout-shift' });
-        setTimeout(() => done(sum), 1500);
-    })"""
+    }"""
 
     def see(node: FakeNode) -> None:
         with chromium() as browser, showing(browser, node) as opened:
-            assert opened.page.evaluate(shifts) == 0
-            assert opened.page.get_by_role("group").get_by_role("button", name="41.7 ms").count() == 1
+            opened.page.evaluate(watch)
+            opened.page.get_by_role("group").get_by_role("button", name="41.7 ms").wait_for()
+            opened.page.wait_for_timeout(500)  # the browser tells of a shift after it has drawn
+            assert opened.page.evaluate("shifted") == 0
 
     look(FakeNode([first, first, second], pause=0.8), see)
 

@@ -10,7 +10,7 @@ from meshd.base.sockets import LOOPBACK_HOST
 from meshd.cli.ui import redirecting
 from meshd.gateway.pages import MESH_FOLDER
 
-from tests.e2e.browser import chromium, needs_chromium, tab
+from tests.e2e.browser import chromium, expect, needs_chromium, tab
 from tests.process import mesh_page_states as states
 from tests.process.console_fake import FakeSource
 from tests.process.gateway_fake import World, says, world
@@ -129,16 +129,17 @@ def test_a_session_is_ended_on_the_page_in_all_its_windows() -> None:
             page.goto(link)
             page.get_by_role("heading", name="4 machines").wait_for()
             other = page.context.new_page()
-            other.goto(f"{url}/mesh#logs")
-            other.get_by_role("heading", name="Events").wait_for()
+            with other.expect_response("**/mesh/do/logs"):
+                other.goto(f"{url}/mesh#logs")
             assert [cookie["path"] for cookie in page.context.cookies()] == ["/mesh"]
             page.evaluate("sessionStorage.setItem('meshd-api-key', 'k')")
             end = page.get_by_role("button", name="End session")
             end.focus()
             page.keyboard.press("Enter")
             page.get_by_role("heading", name="The session has ended").wait_for()
-            assert page.evaluate("document.activeElement.id") == "content"
-            assert page.get_by_text("desk").count() == 0 and end.count() == 0
+            expect(page.locator("#content")).to_be_focused()
+            expect(page.get_by_text("desk")).to_have_count(0)
+            expect(end).to_have_count(0)
             opened.keep("session-ended")
             assert opened.errors == []
             assert page.evaluate("sessionStorage.length") == 0 and page.context.cookies() == []

@@ -26,7 +26,7 @@ from meshd.link.tcp.links import TcpListener
 from tests.conformance.browsers import desk
 from tests.conformance.relays import House, house
 from tests.conformance.run import run
-from tests.e2e.browser import WEBRTC, Scheme, Tab, chromium, needs_chromium, tab
+from tests.e2e.browser import WEBRTC, Scheme, Tab, chromium, expect, needs_chromium, tab
 from tests.process import mesh_page_states
 from tests.process.axe import needs_axe, serious_faults
 from tests.process.gateway_fake import DONE, Answer, FakeServer, World, begin_stream, chunk, last_chunk, world
@@ -507,34 +507,28 @@ def test_all_of_it_is_done_by_the_keyboard_and_the_focus_is_never_lost(tmp_path:
             page = opened.page
             scene.open(page)
             page.keyboard.press("Tab")
-            assert focus(page) == "Skip to content"
+            expect(page.get_by_text("Skip to content")).to_be_focused()
             page.keyboard.press("Tab")
             page.keyboard.insert_text(scene.invite)
             page.keyboard.press("Tab")
             page.keyboard.press("Enter")
             page.locator(".link.connected").wait_for()
-            assert page.evaluate("document.activeElement.id") == "question"
+            expect(page.get_by_label("Question")).to_be_focused()
             page.keyboard.type("tell me")
             page.keyboard.press("Tab")
             page.keyboard.press("Enter")
             page.get_by_text("word001").wait_for()
-            assert focus(page) == "Stop"
+            expect(page.get_by_role("button", name="Stop")).to_be_focused()
             page.keyboard.press("Enter")
             page.get_by_text("Stopped.").wait_for()
-            assert page.evaluate("document.activeElement.id") == "question"
+            expect(page.get_by_label("Question")).to_be_focused()
             page.get_by_role("link", name="Machines").focus()
             page.keyboard.press("Enter")
             page.get_by_role("heading", name="4 machines").wait_for()
-            assert page.title() == "Machines: desk"
+            expect(page).to_have_title("Machines: desk")
             page.get_by_role("button", name="Forget").focus()
             assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
             page.keyboard.press("Enter")
-            page.get_by_label("Invite").wait_for()
-            assert page.evaluate("document.activeElement.id") == "invite"
+            expect(page.get_by_label("Invite")).to_be_focused()
 
     look(slowly(1.0), see, tmp_path, states=showing(mesh_page_states.split()))
-
-
-def focus(page: "Page") -> str:
-    text: str = page.evaluate("document.activeElement.textContent")
-    return text.strip()
