@@ -4,8 +4,9 @@ Accessibility is judged by axe-core, which `make chat` leaves among the packages
 """
 
 import asyncio
-import contextlib
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,14 @@ from meshd.model.status import ModelState
 
 from tests.e2e.browser import Scheme, chromium, expect, needs_chromium, tab
 from tests.process.gateway_fake import (
+    DONE,
     Answer,
     FakeServer,
     ManyWorld,
     World,
     begin_stream,
     chunk,
+    last_chunk,
     many_world,
     world,
 )
@@ -104,7 +107,7 @@ def test_everybody_can_use_it(scheme: Scheme, size: tuple[int, int]) -> None:
 
 
 def endless() -> Answer:
-    """Answer each chat with words until the client goes."""
+    """Answer each chat with words, until the client goes or `let_go`."""
 
     async def answer(server: FakeServer, request: web.BaseRequest) -> web.StreamResponse:
         if not request.path.endswith("/completions"):
@@ -112,17 +115,19 @@ def endless() -> Answer:
         response = await begin_stream(request)
         await response.write(chunk("some words"))
         await server.let_go.wait()
+        await response.write(last_chunk(2) + DONE)
         return response
 
     return answer
 
 
-def look_at_endless(see: Callable[[World], None]) -> None:
-    """Look, in a thread, at the page of a node whose answers do not end."""
+def look_at_endless(see: Callable[[World, Callable[[], object]], None]) -> None:
+    """Look, in a thread, at the page of a node whose answers end when `see` calls its second argument."""
 
     async def scenario() -> None:
         async with world(endless(), page=load_page(), seconds=200) as here:
-            await asyncio.to_thread(see, here)
+            loop = asyncio.get_running_loop()
+            await asyncio.to_thread(see, here, partial(loop.call_soon_threadsafe, here.server.let_go.set))
             await here.until_idle()
 
     asyncio.run(scenario())
@@ -136,7 +141,7 @@ def answered_in_part(page: "Page", url: str) -> None:
 
 
 def test_a_keyboard_sends_stops_and_begins_a_new_chat() -> None:
-    def see(here: World) -> None:
+    def see(here: World, _let_go: object) -> None:
         with chromium() as browser, tab(browser) as opened:
             page = opened.page
             answered_in_part(page, here.url)
@@ -182,7 +187,7 @@ _LET_GO = """() => new Promise((done, failed) => {
 def test_a_new_chat_may_begin_while_the_end_of_an_answer_is_stored() -> None:
     """No conversation is active then. Upstream's page expected one to be, and showed an error."""
 
-    def see(here: World) -> None:
+    def see(here: World, _let_go: object) -> None:
         with chromium() as browser, tab(browser) as opened:
             page = opened.page
             answered_in_part(page, here.url)
@@ -195,6 +200,34 @@ def test_a_new_chat_may_begin_while_the_end_of_an_answer_is_stored() -> None:
             page.evaluate(_LET_GO)
             assert opened.errors == []
             assert page.get_by_role("alertdialog").count() == 0
+
+    look_at_endless(see)
+
+
+def test_a_queued_message_is_sent_in_its_own_chat() -> None:
+    """Upstream's page sent it in the one that was open when the answer had ended."""
+
+    def see(here: World, let_go: Callable[[], object]) -> None:
+        with chromium() as browser, tab(browser) as opened:
+            page = opened.page
+            answered_in_part(page, here.url)
+            box = page.get_by_role("textbox", name="Type a message")
+            box.fill("and then?")
+            box.press("Enter")
+            page.get_by_text("and then?").wait_for()
+            opened.keep("waits")
+            page.keyboard.press("Control+Shift+O")
+            page.get_by_text("some words").wait_for(state="hidden")
+            let_go()
+            expect(page.locator(".stop-button")).to_have_count(0)  # of the tab of that chat
+            page.get_by_role("link", name="hello").first.click()
+            expect(page.get_by_text("some words")).to_have_count(2)
+            chats = [
+                json.loads(body) for _, path, _, body in here.server.seen if path.endswith("/completions")
+            ]
+            said = [[message["content"] for message in chat["messages"]] for chat in chats]
+            assert said == [["hello"], ["hello", "some words", "and then?"]]
+            assert opened.errors == []
 
     look_at_endless(see)
 
@@ -284,15 +317,19 @@ def pick(page: "Page", now: str, wanted: str) -> None:
 
     button = page.get_by_role("button", name=now, exact=True).last  # answers have such buttons, too
     search, found = page.get_by_placeholder("Search models..."), page.get_by_role("option")
-    for _ in range(_TRIES):
-        with contextlib.suppress(NotYet, AssertionError):
-            button.press("Enter")
+    for left in reversed(range(_TRIES)):
+        try:
+            if not search.is_visible():
+                button.press("Enter", timeout=_TRY_MS)
             search.fill(wanted, timeout=_TRY_MS)
             expect(found).to_have_count(1, timeout=_TRY_MS)  # until then the first is another
             for key in ("ArrowDown", "Enter"):
                 search.press(key, timeout=_TRY_MS)
+        except (NotYet, AssertionError):
+            if not left:
+                raise
+        else:
             return
-    raise AssertionError(f"the list of models, from which to choose {wanted}, did not stay open")
 
 
 def test_a_keyboard_picks_a_model_which_is_seen_to_load_and_answers() -> None:
