@@ -62,11 +62,11 @@ def expect(shown: "Page") -> "PageAssertions": ...
 @overload
 def expect(shown: "Locator") -> "LocatorAssertions": ...
 def expect(shown: "Page | Locator") -> "PageAssertions | LocatorAssertions":
-    """Assert what a page comes to show, as it may draw a moment after it was pressed or got an answer."""
-    from playwright.sync_api import expect as looks_again
+    """Assert on a page that may still be drawing; it is looked at again for up to a minute."""
+    from playwright.sync_api import expect as playwright_expect
 
-    looks_again.set_options(timeout=_PATIENCE_MS)
-    return looks_again(shown)
+    playwright_expect.set_options(timeout=_PATIENCE_MS)
+    return playwright_expect(shown)
 
 
 WEBRTC = ("--allow-loopback-in-peer-connection", "--disable-features=WebRtcHideLocalIpsWithMdns")

@@ -45,6 +45,8 @@ def test_a_user_picks_a_model_sees_it_load_and_it_answers(tmp_path: Path) -> Non
             for now, model in (("smol", "tiny"), ("tiny", "smol")):
                 choose(opened, now, model)
                 ask(opened, QUESTION)
+                if model == "smol":
+                    opened.page.get_by_role("main").get_by_text("Paris").first.wait_for()
                 opened.keep(f"answer-{model}")
                 answers.append(opened.page.get_by_role("main").inner_text())
                 opened.page.keyboard.press("Control+Shift+O")  # tiny has filled its context

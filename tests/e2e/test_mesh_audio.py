@@ -137,14 +137,17 @@ def test_a_transcription_goes_on_when_llama_server_is_lost(tmp_path: Path) -> No
 
 
 async def _hit(head: LocalNode, url: str) -> str:
-    """Return the transcription under which llama-server was killed, once there is another."""
-    pid = child_pid(await head.status(), "llama-server")
+    """Kill llama-server during a transcription; return its text once another is ready."""
+    pid, events = child_pid(await head.status(), "llama-server"), 0
 
     def hit(number: int) -> None:
+        nonlocal events
+        events = number
         if number == HIT_AFTER:
             os.kill(pid, signal.SIGKILL)
 
     text = await asyncio.to_thread(transcribed_in_pieces, url, tone(440, 0.9), hit)
+    assert events >= HIT_AFTER
     await replaced(head, "llama-server", pid)
     await head.until(lambda status: model_of(status).state == "ready")
     return text

@@ -166,11 +166,12 @@ class Served:
             seen = await self._hit(path, body, self.worker if lost == CHILD_NAME else self.head, lost)
             if self._losses() > before:
                 break
+            assert kinds_of(seen) == kinds_of(whole)
         assert self._losses() == before + 1, f"{path}: the answer was over before"
         return whole, seen
 
     async def _hit(self, path: str, body: dict[str, object], at: LocalNode, lost: str) -> list[Event]:
-        """The events of an answer under which a process was killed, once there is another."""
+        """Kill the process during an answer; return the answer once another process is ready."""
         pid = child_pid(await at.status(), lost)
 
         def hit(number: int) -> None:
@@ -178,6 +179,7 @@ class Served:
                 os.kill(pid, signal.SIGKILL)
 
         seen = await asyncio.to_thread(events_of, self.api, path, body, hit)
+        assert len(seen) >= HIT_AFTER
         await replaced(at, lost, pid)
         await self.head.until(lambda status: model_of(status).state == "ready")
         return seen

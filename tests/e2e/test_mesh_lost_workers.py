@@ -211,15 +211,16 @@ def test_the_line_to_a_worker_is_lost(tmp_path: Path, kind: str, states: Sequenc
 
 
 GRACE = 120 if SOAK else 25
-# a link is dead after 4.5 s, then ten without any; and a look each second, late beside other tests
+# 4.5 s until a link is dead, 10 s until that is reported, 1 s between looks; the rest is for a busy machine
 TOLD_SECONDS = 15.5 if SOAK else 20.0
+REFUSED_SECONDS = 6.0  # who waits in line waits for the end of the grace
 
 
 async def _one_who_asks_now(place: Apart) -> None:
     """Is refused, with the reason, and does not wait in line."""
     asked = time.monotonic()
     refused = await place.api.ask("POST", "/completion", generation(PROMPT, 1))
-    assert time.monotonic() - asked < TOLD_SECONDS, "it waited in line"
+    assert time.monotonic() - asked < REFUSED_SECONDS, "it waited in line"
     assert refused.status == 503
     assert refused.retry_after
     assert "no connection to worker worker for " in str(refused.body["error"])

@@ -48,6 +48,13 @@ class FakeNode:
     acted: list[tuple[str, Json]] = field(default_factory=list)
     streams: int = 0
     sent_bytes: int = 0  # of files, as they are sent
+    _more: asyncio.Queue[State] = field(default_factory=asyncio.Queue)
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def show(self, state: State) -> None:
+        """Send one more state on a stream that is open, from another thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._more.put_nowait, state)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.startswith(("/mesh/state", "/mesh/do/")) and not self._may(request):
@@ -87,13 +94,15 @@ class FakeNode:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for state in self.states:
-            await response.write(
-                b": a comment\n\nevent: state\ndata: " + json.dumps(state).encode() + b"\n\n"
-            )
+            await response.write(_event(state))
             await asyncio.sleep(self.pause)
-        if not self.ends:
-            await asyncio.Event().wait()  # until the browser is gone
+        while not self.ends:  # until the browser is gone
+            await response.write(_event(await self._more.get()))
         return response
+
+
+def _event(state: State) -> bytes:
+    return b": a comment\n\nevent: state\ndata: " + json.dumps(state).encode() + b"\n\n"
 
 
 @contextlib.asynccontextmanager
@@ -104,6 +113,7 @@ async def serving(node: FakeNode, port: int = 0) -> AsyncIterator[None]:
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", port).start()
+        node._loop = asyncio.get_running_loop()
         node.url = f"http://127.0.0.1:{runner.addresses[0][1]}/mesh"
         yield
     finally:

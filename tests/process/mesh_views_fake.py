@@ -519,9 +519,9 @@ class _Site:
         name = request.path.removeprefix("/mesh/do/")
         self.node.asked.append((name, await request.json()))
         self.node.headers.append(dict(request.headers))
-        if name in self.node.slow:
-            await self.node._let_go.wait()
         found = self.node.results.get(name, Refusal(f"this node cannot do `{name}`"))
+        if name in self.node.slow:  # it answers with what was there when it was asked
+            await self.node._let_go.wait()
         if isinstance(found, Refusal):
             error = {"message": found.message, "hint": found.hint, "code": found.code}
             return web.json_response({"error": error}, status=found.status)

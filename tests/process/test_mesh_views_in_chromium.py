@@ -70,6 +70,11 @@ def opened(shown: Tab, node: FakeNode, view: str) -> "Page":
     return shown.page
 
 
+def settle(page: "Page") -> None:
+    """Wait until all that a view asked for by itself has been answered."""
+    expect(page.locator("[aria-disabled=true]")).to_have_count(0)
+
+
 def press(page: "Page", name: str, at: int = 0) -> None:
     page.get_by_role("button", name=name, exact=True).nth(at).click()
 
@@ -199,6 +204,7 @@ def test_every_action_asks_the_node_and_says_what_came_of_it() -> None:
         for view, buttons, action, fields, said in CASES:
             with tab(browser) as shown:
                 page = opened(shown, node, view)
+                settle(page)
                 before = len(node.fields_of(action))
                 do(page, buttons)
                 page.get_by_role("status").filter(has_text=said).first.wait_for()
@@ -595,6 +601,7 @@ def test_names_are_text_whatever_they_are() -> None:
             with tab(browser) as shown:
                 page = opened(shown, node, view)
                 page.get_by_text("<img src=x", exact=False).first.wait_for(state="attached")
+                settle(page)
                 assert page.locator("main img").count() == 0, view
                 assert page.title() != "taken" and shown.errors == [], view
 
@@ -639,6 +646,7 @@ def test_a_node_that_may_do_nothing_offers_nothing() -> None:
             page = opened(shown, node, "invite")
             page.get_by_text("This node may not invite").wait_for()
             page.get_by_text("This node lends no devices").wait_for()
+            page.get_by_role("heading", name="shed").wait_for()
             for name in ("Make an invite", "Ban", "Forget", "Pause", "Lift the ban"):
                 assert page.get_by_role("button", name=name, exact=True).count() == 0, name
 

@@ -1,9 +1,11 @@
 """What the views of the page of the mesh read, and read again, in a real Chromium."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from meshd.admin.api import InviteList
 from meshd.gateway.pages import MESH_FOLDER
 
 from tests.e2e.browser import needs_chromium, tab
@@ -45,6 +47,7 @@ def test_the_log_is_filtered_and_followed() -> None:
             page.get_by_role("checkbox", name="Follow").check()
             node.results["logs"] = {"lines": ["a new line"], "logs": ["meshd", "llama-server"]}
             log.get_by_text("a new line").wait_for()
+            page.get_by_role("checkbox", name="Follow").uncheck()
             with page.expect_request(asks("logs", lines=500, log="meshd")):
                 page.get_by_role("combobox", name="Lines").select_option("500")
                 page.get_by_text("--lines 500").wait_for()
@@ -62,10 +65,12 @@ def test_what_is_wanted_while_another_is_read_is_read_afterwards() -> None:
         with tab(browser) as shown:
             page = opened(shown, node, "logs")
             page.get_by_role("button", name="Reading…").wait_for()
-            page.get_by_role("combobox", name="Lines").select_option("500")
-            with page.expect_request(asks("logs", lines=500, log="meshd")):
-                node.let_go()
-            page.get_by_text("4 of 4 lines").wait_for()
+            node.results["logs"] = {"lines": ["a new line"], "logs": ["meshd"]}
+            for lines in ("200", "500"):  # both while the first is read: only the last is read afterwards
+                page.get_by_role("combobox", name="Lines").select_option(lines)
+            node.let_go()
+            page.get_by_role("region", name="Lines of the log").get_by_text("a new line").wait_for()
+            assert node.fields_of("logs") == [{"lines": lines, "log": "meshd"} for lines in (100, 500)]
 
     look(see, FakeNode(state(STATUS), slow=frozenset({"logs"})))
 
@@ -78,8 +83,11 @@ def test_an_invite_that_is_made_while_the_list_is_read_is_listed() -> None:
             invites.get_by_role("button", name="Refreshing…").wait_for()
             press(page, "Make an invite")
             page.get_by_role("textbox", name="Invite", exact=True).wait_for()
-            with page.expect_request(asks("invite_list")):
-                node.let_go()
-            assert len(node.fields_of("invite")) == 1
+            listed = node.results["invite_list"]
+            assert isinstance(listed, InviteList)
+            made = replace(listed.invites[0], id="5e" * 8)
+            node.results["invite_list"] = InviteList(invites=(*listed.invites, made))
+            node.let_go()
+            invites.get_by_text(made.id).first.wait_for()
 
     look(see, FakeNode(state(STATUS), slow=frozenset({"invite_list"})))

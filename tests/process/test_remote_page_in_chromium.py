@@ -285,6 +285,7 @@ def test_nothing_that_a_member_says_turns_its_neighbours_around(tmp_path: Path) 
             scene.enter(opened.page)
             opened.page.get_by_role("link", name="Machines").click()
             opened.page.get_by_role("rowheader", name=mesh_page_states.HOSTILE).first.wait_for()
+            opened.page.evaluate(DRAWN)  # the picture comes after the table
             assert "\u202e" not in opened.page.locator("body").inner_text()
             assert opened.page.locator("main img").count() == 0 and opened.page.title() != "taken"
 

@@ -11,7 +11,8 @@ export class Job<Result> {
 	result = $state.raw<Result | null>(null);
 	/** The command line of the last run, which is shown with its refusal. */
 	command = $state('');
-	#running: Promise<unknown> = Promise.resolve();
+	#running: Promise<unknown> | null = null;
+	#next: Promise<Result | null> | null = null;
 
 	/** Do `name`; `say` words the result. Returns the result, or null if it was refused or is under way. */
 	async run(name: string, fields: Fields = {}, say?: (result: Result) => string): Promise<Result | null> {
@@ -21,9 +22,16 @@ export class Job<Result> {
 		return running;
 	}
 
-	/** Read once more: after a run that is under way, as that may have read what is old by now. */
-	async again(name: string, fields: () => Fields = () => ({}), say?: (result: Result) => string): Promise<Result | null> {
+	/** Run `name` after the run that is under way, which may have read old data. `fields` is called when it begins. */
+	runAfter(name: string, fields: () => Fields = () => ({}), say?: (result: Result) => string): Promise<Result | null> {
+		if (!this.busy) return this.run(name, fields(), say);
+		this.#next ??= this.#after(name, fields, say);
+		return this.#next;
+	}
+
+	async #after(name: string, fields: () => Fields, say?: (result: Result) => string): Promise<Result | null> {
 		while (this.busy) await this.#running;
+		this.#next = null;
 		return this.run(name, fields(), say);
 	}
 
