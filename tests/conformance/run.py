@@ -38,7 +38,7 @@ def open_files() -> int:
 
 
 async def nothing_left(files: int, *, tasks: int = 1) -> None:
-    """Wait until at most `tasks` tasks run and `files` descriptors are open; fails after 5 s."""
+    """Wait until at most `tasks` tasks run and `files` descriptors are open; fails after 20 s."""
 
     def clean() -> bool:
         return len(asyncio.all_tasks()) <= tasks and open_files() <= files
@@ -50,7 +50,7 @@ async def nothing_left(files: int, *, tasks: int = 1) -> None:
         raise AssertionError(f"left over: {left}, {open_files() - files} descriptors") from None
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = DEADLINE / 3) -> None:
     """Give the loop turns until `condition` holds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for tells nobody

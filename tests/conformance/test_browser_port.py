@@ -16,7 +16,6 @@ from meshd.link.browser import port as port_module
 from meshd.link.browser.entrance import Browsers
 from meshd.link.browser.port import BrowserPort, page_place
 from meshd.link.interface import BrowserChannel, Link
-from meshd.link.secure.caller_rates import Callers
 from meshd.link.tcp.links import TcpDialer, TcpListener
 from meshd.wire.address import Candidate
 from meshd.wire.browser import DATA, SIGNAL_PATH, BrowserWelcome
@@ -28,6 +27,7 @@ from tests.conformance.browsers import KEYS, OPENED, Page
 from tests.conformance.links import serving
 from tests.conformance.nodes import Node, TestMesh, fresh_key
 from tests.conformance.run import run, until
+from tests.conformance.test_caller_rates import Frozen
 from tests.unit.wire.test_websocket import BINARY, masked
 
 LOOPBACK = "127.0.0.1"
@@ -45,7 +45,7 @@ class Scene:
     listener: TcpListener
     port: BrowserPort
     links: "asyncio.Queue[Link]"
-    callers: Callers
+    callers: Frozen
 
     @property
     def place(self) -> str:
@@ -83,7 +83,7 @@ class Scene:
 async def scene(*, awaited: bool = True) -> AsyncIterator[Scene]:
     mesh = TestMesh()
     node, member = mesh.node(), mesh.node()
-    callers = Callers()
+    callers = Frozen()
     node.handshake = replace(node.handshake, callers=callers)
 
     async def echo(channel: BrowserChannel) -> None:

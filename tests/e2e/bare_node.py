@@ -109,17 +109,27 @@ async def _writer(home: Path) -> None:
         _say("connected")
         await asyncio.to_thread(sys.stdin.readline)
         stream = member.mesh.open_stream(reader, SINK, metadata={}, bulk=True)
-        chunk, sent = bytes(CHUNK), 0
-        try:
-            while sent < PUSHED:
-                async with asyncio.timeout(STALL_SECONDS):
-                    await stream.write(chunk)
-                sent += CHUNK
-        except (TimeoutError, Broken) as error:
-            _say(f"stalled {sent} {type(error).__name__}")
-        else:
-            _say("all was taken")
+        await _push(stream)
         await asyncio.to_thread(sys.stdin.readline)
+
+
+async def _push(stream: Stream) -> None:
+    """Write until nothing is taken for a while, which begins when a line says that the reader has stopped."""
+    loop = asyncio.get_running_loop()
+    told = loop.create_task(asyncio.to_thread(sys.stdin.readline))
+    chunk, sent = bytes(CHUNK), 0
+    try:
+        async with asyncio.timeout(None) as limit:
+            told.add_done_callback(lambda _: limit.reschedule(loop.time() + STALL_SECONDS))
+            while sent < PUSHED:
+                await stream.write(chunk)
+                sent += CHUNK
+                if told.done():
+                    limit.reschedule(loop.time() + STALL_SECONDS)
+    except (TimeoutError, Broken) as error:
+        _say(f"stalled {sent} {type(error).__name__}")
+    else:
+        _say("all was taken")
 
 
 if __name__ == "__main__":

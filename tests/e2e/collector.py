@@ -21,6 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PROMETHEUS = shutil.which("prometheus")
 SCRAPED_SECONDS = 60.0
+_LATE = "deadline exceeded"  # of a scrape: it has a second
 
 
 def attributes(pairs: Sequence[KeyValue]) -> dict[str, Any]:
@@ -98,10 +99,16 @@ class Prometheus:
         query = urllib.parse.urlencode({"query": expression})
         return list((await self._get(f"query?{query}"))["data"]["result"])
 
-    async def errors(self) -> dict[str, str]:
-        """Return the last error of each target; empty: none."""
-        targets = (await self._get("targets"))["data"]["activeTargets"]
-        return {target["labels"]["instance"]: target["lastError"] for target in targets}
+    async def scraped(self) -> set[str]:
+        """Wait until no target was late for its last scrape; return their instances. Other errors fail."""
+        async with asyncio.timeout(SCRAPED_SECONDS):
+            while True:
+                targets = (await self._get("targets"))["data"]["activeTargets"]
+                errors = {target["labels"]["instance"]: target["lastError"] for target in targets}
+                if not any(errors.values()):
+                    return {*errors}
+                assert all(not error or _LATE in error for error in errors.values()), errors
+                await asyncio.sleep(0.2)
 
     async def until(self, expression: str) -> list[dict[str, Any]]:
         """Wait until an expression has a result."""

@@ -22,13 +22,22 @@ SLICE_SECONDS = 0.005  # a slowed direction sends so often
 
 @dataclass(slots=True)
 class Counts:
-    """The traffic so far; `up` is from the side that connected. `refused`: connections in an outage."""
+    """The traffic so far; `up` is from the side that connected. `refused`: connections in an outage.
+
+    `held`: bytes that wait for their turn on the line now, and `most_held` ever.
+    """
 
     connections: int = 0
     cuts: int = 0
     refused: int = 0
     up: int = 0
     down: int = 0
+    held: int = 0
+    most_held: int = 0
+
+    def hold(self, count: int) -> None:
+        self.held += count
+        self.most_held = max(self.most_held, self.held)
 
 
 def _set_event() -> asyncio.Event:
@@ -167,6 +176,7 @@ class Cutter:
                     left -= len(data)
                 self._counts.up += len(data) if up else 0
                 self._counts.down += 0 if up else len(data)
+                self._counts.hold(len(data))
                 await held.put(data)
                 if left == 0:
                     self._counts.cuts += 1
@@ -192,6 +202,7 @@ class Cutter:
                     await self._slowly(target, data, self._rules.rate)
             except OSError:
                 pair.ended.set()
+            self._counts.held -= len(data)
             held.task_done()
 
     async def _slowly(self, target: socket.socket, data: bytes, rate: float) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ class MeshPage:
     url: str
     headers: dict[str, str]
 
-    async def states(self) -> AsyncIterator[dict[str, Any]]:
+    async def states(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the states as they come."""
         async with self.http.get(f"{self.url}/mesh/state", headers=self.headers) as answer:
             assert answer.status == 200, await answer.text()
@@ -31,9 +31,13 @@ class MeshPage:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
 
-    async def until(self, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Watch until something holds of the state; return that state."""
-        async for state in self.states():
+    async def until(
+        self,
+        holds: Callable[[dict[str, Any]], object],
+        states: AsyncIterator[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """Watch until something holds of the state; return that state. `states`: go on with these."""
+        async for state in states or self.states():
             if holds(state):
                 return state
         raise AssertionError("the stream of states has ended")

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -29,7 +29,7 @@ _FILE = f"The same file again:\n```json\n{json.dumps(_USERS, indent=1)}\n```\n"
 # on how busy this machine is, so near ties would fall otherwise from run to run.
 COPY = _FILE * 3 + "The same file again:\n```json\n["
 HIT_AFTER = 10  # pieces of each stream
-_HELD_SECONDS = 20.0
+_BEGIN_SECONDS = 60.0  # from the first stream's pieces to the last one's
 _NOTED: list["Interruption"] = []
 
 
@@ -39,28 +39,40 @@ async def answers_under(
     prompts: Sequence[str],
     tokens: int,
     *,
+    after: int = HIT_AFTER,
     when_open: Callable[[], Awaitable[object]] | None = None,
 ) -> tuple[list[Streamed], list[float]]:
-    """Streams, and `hit` when each has some pieces; for how many seconds each stood still at most, after it.
+    """Streams, `hit` when each has so many pieces; for how many seconds each stood still at most, after it.
 
-    `when_open`: awaited right before that; meanwhile no client reads.
+    The last reader's thread calls `hit`, as answers may end before it is the turn of a busy loop; the loop
+    does after `when_open`, which is awaited right before. Meanwhile no client reads.
     """
     loop = asyncio.get_running_loop()
-    begun = [asyncio.Event() for _ in prompts]
-    release = threading.Event()
+
+    async def when_open_hit(opened: Callable[[], Awaitable[object]]) -> None:
+        await opened()
+        hit()
+
+    def strike() -> None:
+        if when_open is None:
+            hit()
+        else:
+            asyncio.run_coroutine_threadsafe(when_open_hit(when_open), loop).result()
+
+    reached = threading.Barrier(len(prompts), strike, _BEGIN_SECONDS)
     stood = [0.0 for _ in prompts]
 
     def on_piece(number: int) -> Callable[[Streamed], None]:
-        last = 0.0
+        last, had = 0.0, 0
 
         def seen(streamed: Streamed) -> None:
-            nonlocal last
-            if streamed.pieces > HIT_AFTER:
+            nonlocal last, had
+            if streamed.pieces > after:
                 stood[number] = max(stood[number], time.monotonic() - last)
-            if streamed.pieces == HIT_AFTER:
-                loop.call_soon_threadsafe(begun[number].set)
-                release.wait(_HELD_SECONDS)
-            last = time.monotonic()
+            if had < streamed.pieces == after:
+                with suppress(threading.BrokenBarrierError):  # the one that broke it tells why
+                    reached.wait()
+            last, had = time.monotonic(), streamed.pieces
 
         return seen
 
@@ -68,13 +80,9 @@ async def answers_under(
         asyncio.ensure_future(api.stream(prompt, tokens, on_piece=on_piece(number)))
         for number, prompt in enumerate(prompts)
     ]
-    for one in begun:
-        await one.wait()
-    if when_open is not None:
-        await when_open()
-    hit()
-    release.set()
-    return await asyncio.gather(*running), stood
+    streams = await asyncio.gather(*running)
+    assert not reached.broken, "some streams had no pieces"
+    return streams, stood
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from tests.e2e.nodes import PROMPT, SAME_THREADS, Fleet, api_of, cli, model_of, 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 96
+LONG = 240  # tokens of the answer under which a head ends: it does not end first
 KILL_AT = 24  # pieces that have come by then
 LOOPBACK = "0100007F"  # as the kernel writes it
 CHAT: dict[str, object] = {
@@ -53,19 +54,20 @@ class Scene:
 
     async def stream_and(self, end: Callable[[LocalNode], object]) -> tuple[Streamed, str]:
         """The answer to a stream during which `end` is called on its head; and that head's name."""
-        before, reached, gone = await self.requests(), asyncio.Event(), ""
-        loop = asyncio.get_running_loop()
+        before, begun, reached = await self.requests(), asyncio.Event(), asyncio.Event()
+        loop, events = asyncio.get_running_loop(), {1: begun, KILL_AT: reached}
 
         def on_piece(streamed: Streamed) -> None:
-            if streamed.pieces >= KILL_AT:
-                loop.call_soon_threadsafe(reached.set)
+            if streamed.pieces in events:
+                loop.call_soon_threadsafe(events[streamed.pieces].set)
 
-        answer = asyncio.create_task(self.api.stream(PROMPT, TOKENS, on_piece=on_piece))
-        await reached.wait()
+        answer = asyncio.create_task(self.api.stream(PROMPT, LONG, on_piece=on_piece))
+        await begun.wait()
         now = await self.requests()
         [gone] = [name for name in now if now[name] > before[name]]
         head = self.heads.pop(gone)
         self.fleet.forget(head)
+        await reached.wait()
         end(head)
         return await answer, gone
 
@@ -161,9 +163,9 @@ async def _answers_at_once_go_to_different_heads(here: Scene) -> None:
 async def _goes_on_at_the_other_head(here: Scene, end: Callable[[LocalNode], object], reference: str) -> None:
     streamed, gone = await here.stream_and(end)
     assert (streamed.text, streamed.error, streamed.done) == (reference, "", True)
-    assert streamed.tokens == TOKENS
+    assert streamed.tokens == LONG
     assert any(f"`{gone}`" in comment for comment in streamed.comments), streamed.comments
-    assert await here.api.complete(PROMPT, TOKENS) == reference
+    assert await here.api.complete(PROMPT, LONG) == reference
 
 
 async def _a_head_that_comes_back_is_found(here: Scene, reference: str) -> None:
@@ -185,14 +187,14 @@ async def _a_head_that_comes_back_is_found(here: Scene, reference: str) -> None:
 def test_a_client_answers_as_its_heads_do_and_goes_on_at_the_other_one(
     tmp_path: Path, end: Callable[[LocalNode], object]
 ) -> None:
-    reference = alone(smollm2(), TOKENS)
+    reference, long = alone(smollm2(), TOKENS), alone(smollm2(), LONG)
 
     async def check() -> None:
         async with scene(tmp_path) as here:
             if end is kill:
                 await _answers_as_the_heads_do(here, reference)
                 await _answers_at_once_go_to_different_heads(here)
-            await _goes_on_at_the_other_head(here, end, reference)
+            await _goes_on_at_the_other_head(here, end, long)
             if end is kill:
                 await _a_head_that_comes_back_is_found(here, reference)
 

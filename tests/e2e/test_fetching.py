@@ -120,8 +120,13 @@ def test_a_worker_lends_once_its_model_is_here(tmp_path: Path) -> None:
             giver = await homes.start("giver", "--model", str(file), "--max-upload", "20MB")
             worker = await homes.start("worker", "--model", NAME, token=await giver.token())
             status = await worker.until(lambda now: now.fetching is not None and now.fetching.total_bytes > 0)
-            shown = await cli(worker.spec.home, "status")
-            assert status.fetching is not None and "nothing yet: it fetches its model" in shown.stdout
+            assert status.fetching is not None and giver.pid is not None
+            os.kill(giver.pid, signal.SIGSTOP)  # else the model may be here before a command has started
+            try:
+                shown = await cli(worker.spec.home, "status")
+            finally:
+                os.kill(giver.pid, signal.SIGCONT)
+            assert "nothing yet: it fetches its model" in shown.stdout
             there = await worker.until(lambda now: now.fetching is None)
             assert there.node.pid == status.node.pid
             taken = json.loads((await homes.run("worker", "ls", "--json")).stdout)

@@ -170,10 +170,13 @@ def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
             await head.until(lambda status: states(status)["tiny"] == "ready")
             status, tiny = await head.status(), stock_text(small(), TOKENS)
             assert await named(status, "smol").complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
-            # Its time begins with the end of this answer, however long the load of the other one took.
-            assert await named(status, "tiny").complete(PROMPT, TOKENS) == tiny
-            assert states(await head.status()) == {"smol": "ready", "tiny": "ready"}
-            assert await lent(worker) == 2
+            for _ in range(3):  # a look may come when its time is over
+                # Its time begins with the end of this answer, however long the load of the other one took.
+                assert await named(status, "tiny").complete(PROMPT, TOKENS) == tiny
+                now, lends = await asyncio.gather(head.status(), lent(worker))
+                if both := (states(now), lends) == ({"smol": "ready", "tiny": "ready"}, 2):
+                    break
+            assert both, (states(now), lends)
             await head.until(lambda status: states(status) == {"smol": "ready", "tiny": "unloaded"})
             await worker.until(lambda status: len(status.children) == 1)
 
@@ -213,15 +216,19 @@ def test_the_time_of_an_answer_is_of_its_own_model(tmp_path: Path) -> None:
             for name in ("smol", "tiny"):
                 await named(status, name).complete(PROMPT, TOKENS)
             assert await lent(worker) == 2
-            asked = await cli(head.spec.home, "why", "--json")
-            assert asked.returncode == 0, asked.stderr
-            found = json.loads(asked.stdout)
-            assert (found["model"], [one["generated_tokens"] for one in found["answers"]]) == (
-                "tiny",
-                [TOKENS],
-            )
-            [computing] = [part for part in found["token"]["parts"] if part["where"] == "worker-0 CPU"]
-            assert (computing["kind"], computing["source"]) == ("computing", "measured")
+            # The worker is told how long ago the answer was: if it reads that late, it finds nothing.
+            for _ in range(5):
+                asked = await cli(head.spec.home, "why", "--json")
+                assert asked.returncode == 0, asked.stderr
+                found = json.loads(asked.stdout)
+                assert (found["model"], [one["generated_tokens"] for one in found["answers"]]) == (
+                    "tiny",
+                    [TOKENS],
+                )
+                [computing] = [part for part in found["token"]["parts"] if part["where"] == "worker-0 CPU"]
+                assert (computing["kind"], computing["source"]) == ("computing", "measured")
+                if computing["seconds"] > 0:
+                    break
             assert computing["seconds"] > 0
 
     play(check())

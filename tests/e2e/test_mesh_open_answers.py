@@ -317,9 +317,11 @@ def test_what_crashes_with_the_defaults(tmp_path: Path, crash: Crash, standby: b
                     noted.incomplete += not whole
                     noted.wrong += whole and streamed.text != text
                 print(f"{crash.lost}, {standby=}: {noted.seconds}")  # noqa: T201
-            assert (_told(head, "peer_gone") == 1) is (crash.lost == "worker")
-            status = await fleet.ready(head)
-            assert used not in {part.node for part in model_of(status).split} or crash.lost != "worker"
+            if crash.lost == "worker":
+                await head.until(lambda now: _told(head, "peer_gone") > 0)
+                await head.until(lambda now: model_ready(now) and used not in _nodes(now))
+            assert _told(head, "peer_gone") == (crash.lost == "worker")
+            await fleet.ready(head)
 
     play(check(), seconds=900.0)
 
@@ -360,9 +362,12 @@ def _check(folder: Path, kind: Kind) -> None:
     play(check(), seconds=900.0)
 
 
+def _nodes(status: Status) -> set[str]:
+    return {part.node for part in model_of(status).split}
+
+
 def _uses_both(status: Status) -> bool:
-    split = {part.node for part in model_of(status).split}
-    return model_ready(status) and split >= {VICTIM, "worker-1"}
+    return model_ready(status) and _nodes(status) >= {VICTIM, "worker-1"}
 
 
 async def _interrupted(place: Trio, kind: Kind, texts: Sequence[str], noted: Interruption) -> None:

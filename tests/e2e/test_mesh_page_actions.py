@@ -1,6 +1,7 @@
 """The page of the mesh at real nodes: what it shows of a request, and each action once, with its effect."""
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,13 @@ def test_a_head_shows_its_requests_and_does_what_the_page_asks(tmp_path: Path) -
         async with Fleet(tmp_path) as fleet:
             head = await fleet.head(smollm2(), "--min-workers", "0")
             api = api_of(await fleet.ready(head))
-            async with mesh_page(head) as page:
+            async with mesh_page(head) as page, aclosing(page.states()) as states:
                 # What is shown while a request runs.
+                await page.until(lambda state: True, states)  # it is watched before there is a token
                 answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS))
-                state = await page.until(lambda state: any(r["tokens"] > 20 for r in state["requests"]))
+                state = await page.until(
+                    lambda state: any(r["tokens"] > 20 for r in state["requests"]), states
+                )
                 [request] = state["requests"]
                 assert (request["phase"], request["key"]) == ("answering", "")
                 assert request["tok_s"] > 0 and PROMPT not in str(state)
@@ -158,14 +162,17 @@ def test_a_lost_worker_and_the_answer_that_goes_on_are_told(tmp_path: Path) -> N
             used = next(part.node for part in model_of(status).split if part.layers)
             [lost] = [worker for worker in workers if worker.spec.name == used]
             [other] = [worker for worker in workers if worker is not lost]
-            async with mesh_page(head) as page:
+            # In one watch: the answer may go on before another one has begun.
+            async with mesh_page(head) as page, aclosing(page.states()) as states:
+                await page.until(lambda state: True, states)
                 answer = asyncio.ensure_future(api_of(status).stream(PROMPT, 2 * TOKENS))
-                await page.until(lambda state: any(r["tokens"] > 20 for r in state["requests"]))
-                await lost.stop()
-                fleet.forget(lost)
+                await page.until(lambda state: any(r["tokens"] > 20 for r in state["requests"]), states)
+                stopping = asyncio.ensure_future(lost.stop())
                 waits = await page.until(
-                    lambda state: any(r["phase"] == "waiting" for r in state["requests"])
+                    lambda state: any(r["phase"] == "waiting" for r in state["requests"]), states
                 )
+                await stopping
+                fleet.forget(lost)
                 assert waits["requests"][0]["tok_s"] is None
                 assert (await answer).error == ""
                 told = words(await page.until(lambda state: "continues" in words(state)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.e2e.nodes import PROMPT, SAME_BATCHES, SAME_THREADS, Fleet, api_of, c
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 100
+LONG = 600  # so many that none ends while two programs start
 CLIENTS = 6
 OPTIONS = ("--set", "serve.continue_answers=100", "--device", "none", *SAME_THREADS, *SAME_BATCHES)
 
@@ -27,20 +29,21 @@ def nodes_of(status: Status) -> set[str]:
 
 
 def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) -> None:
-    text = alone(smollm2(), TOKENS)
+    text, long = alone(smollm2(), TOKENS), alone(smollm2(), LONG)
 
     async def check() -> None:
-        async with Fleet(tmp_path) as fleet:
+        async with Fleet(tmp_path) as fleet, AsyncExitStack() as stack:
             token, (one, two) = await fleet.workers(smollm2(), smollm2())
             head = await fleet.head(smollm2(), *OPTIONS, token=token)
             api = api_of(await fleet.ready(head))
             begun, go_on = asyncio.Event(), threading.Event()
+            stack.callback(go_on.set)  # a thread that waits would outlast a failed test
             loop = asyncio.get_running_loop()
 
             def on_piece(streamed: Streamed) -> None:
                 if streamed.pieces == 10:
                     loop.call_soon_threadsafe(begun.set)
-                    go_on.wait(30)
+                    go_on.wait()
 
             answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
             await begun.wait()
@@ -60,7 +63,7 @@ def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) 
 
             begun.clear()
             go_on.clear()
-            answer = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=on_piece))
+            answer = asyncio.ensure_future(api.stream(PROMPT, LONG, on_piece=on_piece))
             await begun.wait()
             draining = asyncio.ensure_future(cli(two.spec.home, "drain"))
             told = await head.until(lambda now: peer_of(now, "worker-1").paused)
@@ -70,7 +73,7 @@ def test_a_worker_is_paused_drained_and_resumed_under_an_answer(tmp_path: Path) 
             assert (await two.status()).node.draining == DrainView(models=1, requests=0)
             assert "draining: 1 model still uses this node" in (await cli(two.spec.home, "status")).stdout
             go_on.set()
-            assert (await answer).text == text
+            assert (await answer).text == long
             drained = await draining
             assert drained.returncode == 0 and drained.stdout.startswith("drained"), drained.stderr
             assert (await two.status()).children == ()

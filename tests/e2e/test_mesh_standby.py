@@ -79,7 +79,7 @@ def test_it_takes_the_place_of_a_lost_worker_and_gives_it_back(tmp_path: Path) -
                 api_of(status), kill(killed(fleet, workers[0])), [PROMPT], TOKENS
             )
             assert (streamed.error, streamed.text) == ("", text)
-            status = await fleet.ready(head)
+            status = await head.until(lambda s: model_ready(s) and "worker-0" not in nodes(s))
             assert nodes(status) == {"worker-1", "worker-2"}
             assert model_of(status).weights_network_bytes == 0
             assert standby(status).why == "it takes the place of another worker"
@@ -115,7 +115,7 @@ def test_one_without_the_model_has_all_of_it_before_a_loss(tmp_path: Path) -> No
             assert nodes(status) == {"a", "b"} and model_of(status).weights_network_bytes == 0
             (streamed,), _ = await answers_under(api_of(status), kill(killed(fleet, first)), [PROMPT], TOKENS)
             assert (streamed.error, streamed.text) == ("", text)
-            status = await fleet.ready(head)
+            status = await head.until(lambda s: model_ready(s) and "a" not in nodes(s))
             assert nodes(status) == {"b", "barn"}
             assert model_of(status).weights_network_bytes == 0
 

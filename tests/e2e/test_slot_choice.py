@@ -16,7 +16,7 @@ from meshd.gateway.interface import GatewayConfig
 from meshd.gateway.request import OneModel
 
 from tests.e2e.models import stock
-from tests.e2e.native_rig import Head
+from tests.e2e.native_rig import Head, wait_until
 from tests.e2e.random_models import random_model
 from tests.process.gateway_fake import FakeUpstream, gateway_of, serving
 
@@ -98,6 +98,11 @@ async def test_who_hangs_up_and_asks_again_finds_the_cache(tmp_path: Path) -> No
         assert answer["timings"]["cache_n"] >= len(prompt)
 
 
+def by_id(server: Head) -> int:
+    """Count the requests that named their slots, as far as the log is written, which has its own thread."""
+    return server.output.count("selected slot by id")
+
+
 async def test_every_kind_of_request_names_its_slot(tmp_path: Path) -> None:
     said = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": SHORT}
     requests: list[tuple[str, dict[str, Any]]] = [
@@ -115,11 +120,13 @@ async def test_every_kind_of_request_names_its_slot(tmp_path: Path) -> None:
             async with http.post(path, json=body) as reply:
                 assert reply.status == 200, (path, await reply.text())
                 await reply.read()
-        assert server.output.count("selected slot by id") == len(requests) + 1
+        named = len(requests) + 1
+        await asyncio.to_thread(wait_until, lambda: by_id(server) >= named, "llama-server has told of slots")
+        assert by_id(server) == named
         async with http.post("/v1/chat/completions", json=said | {"n": 2, "stream": True}) as reply:
             assert reply.status == 200
             await reply.read()
-        assert server.output.count("selected slot by id") == len(requests) + 1
+        assert by_id(server) == named
 
 
 async def _cached(http: aiohttp.ClientSession, users: int, system: str) -> int:

@@ -1,8 +1,8 @@
 """The hostile member as a process: `python -m tests.hostile.attack HOME SEED SECONDS NODE...`.
 
 It joins with the ordinary token in MESHD_JOIN, waits until it knows the nodes of these names, and then says
-whatever it can (doors.py) over real links. Prints `ready`, waits for a line, and prints how many messages
-that were.
+whatever it can (doors.py) over real links. Prints `ready`, waits for a line, prints `begun` when the seconds
+begin, and in the end how many messages that were.
 """
 
 import asyncio
@@ -69,6 +69,7 @@ async def _attack(home: Path, seed: int, seconds: float, names: list[str]) -> No
         for name in visit.speech.words:  # no search while its sessions are open, which would stand still
             visit.speech.good(name)
         until = loop.time() + seconds
+        say("begun")
         try:
             for closed in ("mail", "leases", *ANSWERING):  # there is no relay, and the nodes have no role
                 visit.doors.pop(closed)

@@ -11,6 +11,7 @@ from meshd.devices.path_probe import PATH_PROBE_SERVICE
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import FROM, TO
 from meshd.link.relayed.through_member import SERVICE as MEMBER_SERVICE
+from meshd.peer.greeting import GREETING_SECONDS
 from meshd.peer.signals import SIGNAL_TO as SIGNAL_TO
 from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
 from meshd.wire.capacity import CAPACITY_SERVICE
@@ -298,12 +299,16 @@ class Visit(Asking):
         """Proven, and then silent: so many at once."""
         victim = self._target()
         links = []
+        loop = asyncio.get_running_loop()
+        until = loop.time() + GREETING_SECONDS - 2  # until then no silent link is closed for its age
         try:
             for _ in range(3 * MOST_LINKS):
                 with contextlib.suppress(MeshdError):
                     links.append(await victim.dial())
             await asyncio.sleep(0.5)
             held = sum([await _is_open(link) for link in links])
+            while held > MOST_LINKS and loop.time() < until:  # the victim may be late
+                held = sum([await _is_open(link) for link in links])
         finally:
             for link in links:
                 await link.aclose()

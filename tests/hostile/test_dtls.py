@@ -163,8 +163,6 @@ async def greet(street: Street) -> None:
 def test_the_attempt_ends_in_time_and_the_next_link_is_made(
     name: str, hostile_dials: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ice_links, "_ATTEMPT_SECONDS", SECONDS)
-
     async def main() -> None:
         street = Street()
         bad, good = (street.near, street.far) if hostile_dials else (street.far, street.near)
@@ -173,11 +171,15 @@ def test_the_attempt_ends_in_time_and_the_next_link_is_made(
             trim()
             before = resident_bytes()
             hostile = Hostile(bad, ATTACKS[name])
-            with pytest.raises(DialError) as caught:
-                await street.dial()
-            assert name != "alerts" or hostile_dials or "the DTLS handshake failed" in caught.value.what
-            await until(lambda: not good.links.attempts, seconds=3 * SECONDS)
+            for _ in range(5):  # an attempt whose time is over before ICE has ended is repeated
+                with monkeypatch.context() as patched, pytest.raises(DialError) as caught:
+                    patched.setattr(ice_links, "_ATTEMPT_SECONDS", SECONDS)
+                    await street.dial()
+                await until(lambda: not good.links.attempts, seconds=3 * SECONDS)
+                if hostile.begun:
+                    break
             assert hostile.begun == 1
+            assert name != "alerts" or hostile_dials or "the DTLS handshake failed" in caught.value.what
             assert good.accepted.empty()
             trim()
             assert resident_bytes() - before < MOST_KEPT

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.netns.world import Host, Router, World
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 600  # thrice what the whole sequence took at this distance
+TRIES = 3  # on a busy machine it may take longer than the answer
 RTT_MS = 20.0
 CHANGE_SECONDS = (
     75.0  # a deadline; that it takes 60 s at most is shown on a virtual clock (tests/sim/test_paths.py)
@@ -51,6 +53,16 @@ async def until_direct(head: LocalNode, *, direct: bool) -> str:
 
     async with asyncio.timeout(CHANGE_SECONDS):
         return way_of(await head.until(reached))[0]
+
+
+async def changes(head: LocalNode, routers: Sequence[Router], seen: Streamed) -> list[tuple[str, int]]:
+    """Punch, block, and punch again; return each kind of link, and how much of the answer had come."""
+    ways = []
+    for on, direct in ((False, True), (True, False), (False, True)):
+        for router in routers:
+            block_udp(router, on=on)
+        ways.append((await until_direct(head, direct=direct), seen.pieces))
+    return ways
 
 
 def test_one_answer_through_all_that_a_network_does(world: World, tmp_path: Path) -> None:
@@ -94,28 +106,28 @@ async def _check(
             return sock
 
         seen = Streamed()
-        ways: list[tuple[str, int]] = []
 
         def on_piece(streamed: Streamed) -> None:
             seen.pieces = streamed.pieces
 
-        async def changes() -> None:
-            for on, direct in ((False, True), (True, False), (False, True)):
-                for router in routers:
-                    block_udp(router, on=on)
-                ways.append((await until_direct(head, direct=direct), seen.pieces))
-
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(api_of(status, connect).stream(PROMPT, TOKENS, on_piece=on_piece))
-            group.create_task(changes())
-        streamed = answer.result()
-        print(json.dumps(ways))  # noqa: T201 - for the reader of a failed run
-        kinds = [kind for kind, _ in ways]
-        assert kinds[1] == "relay"
-        assert {kinds[0], kinds[2]} <= {"webrtc", "quic"}
+        for _ in range(TRIES):
+            seen.pieces = 0
+            async with asyncio.TaskGroup() as group:
+                answer = group.create_task(api_of(status, connect).stream(PROMPT, TOKENS, on_piece=on_piece))
+                changed = group.create_task(changes(head, routers, seen))
+            streamed, ways = answer.result(), changed.result()
+            print(json.dumps(ways))  # noqa: T201 - for the reader of a failed run
+            kinds = [kind for kind, _ in ways]
+            assert kinds[1] == "relay"
+            assert {kinds[0], kinds[2]} <= {"webrtc", "quic"}
+            assert streamed.done
+            assert not streamed.error
+            assert streamed.text == reference
+            if ways[-1][1] < TOKENS:
+                break
+            for router in routers:
+                block_udp(router, on=True)
+            await until_direct(head, direct=False)
         assert ways[-1][1] < TOKENS, "the answer was over before the network had done all"
-        assert streamed.done
-        assert not streamed.error
-        assert streamed.text == reference
         assert child_pid(await head.status(), "llama-server") == server
         assert worker.pid is not None

@@ -9,9 +9,10 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ from meshd.admin.status import Status
 from meshd.fleet.fleet import LocalNode, ready_or_raise
 from meshd.worker.mesh_server import CHILD_NAME
 
-from tests.e2e.api_client import Api, Streamed
+from tests.e2e.api_client import Api
 from tests.e2e.models import smollm2, stock_text
 from tests.e2e.nodes import SAME_THREADS, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.open_answers import answers_under
 from tests.e2e.test_mesh_open_answers import PROMPTS
 from tests.netns.space import Namespace
 
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(900)]
 
 ADDRESSES = {"head": "10.56.0.1", "worker-0": "10.56.0.2", "worker-1": "10.56.0.3"}
 PROMPT = PROMPTS[1]
-TOKENS = 60
+TOKENS = 100
 PIECES = 9  # of an answer that have come when something is lost
 HEAD = ("--split", "tensor", "--min-workers", "2", "--ctx-size", "4096")
 GOES_ON = ("--set", "serve.continue_answers=300", "--grace", "10")
@@ -55,6 +57,7 @@ class Lab:
     def __init__(self, machines: Mapping[str, Namespace], fleet: Fleet) -> None:
         self._machines, self._fleet = machines, fleet
         self.nodes: dict[str, LocalNode] = {}
+        self._servers: dict[str, int] = {}
 
     async def start(self) -> LocalNode:
         """Start all; return the head."""
@@ -92,11 +95,16 @@ class Lab:
         workers = [node for name, node in self.nodes.items() if name != "head"]
         return [way.listen for worker in workers for way in (await worker.status()).tunnels]
 
-    async def stop(self, name: str) -> None:
-        """Suspend this worker's mesh-server."""
-        os.kill(child_pid(await self.nodes[name].status(), CHILD_NAME), signal.SIGSTOP)
+    async def find_servers(self) -> None:
+        """Find the workers' mesh-servers beforehand: an answer does not wait until one is found."""
+        for name in ("worker-0", "worker-1"):
+            self._servers[name] = child_pid(await self.nodes[name].status(), CHILD_NAME)
 
-    async def cut(self, *pairs: tuple[str, str]) -> None:
+    def stop(self, name: str) -> None:
+        """Suspend this worker's mesh-server."""
+        os.kill(self._servers[name], signal.SIGSTOP)
+
+    def cut(self, *pairs: tuple[str, str]) -> None:
         """Let no packet of these pass to each other, as without a cable."""
         for pair in pairs:
             for here, there in (pair, pair[::-1]):
@@ -114,7 +122,7 @@ class Lab:
 class Loss:
     """A loss: what is lost, and what comes of it."""
 
-    hit: Callable[[Lab], Awaitable[None]]
+    hit: Callable[[Lab], None]
     named: tuple[str, ...]
     """One of these workers is; empty: the run goes on."""
     split: str = "each layer on `worker-0` and `worker-1`"
@@ -145,17 +153,8 @@ LOSSES = {
 }
 
 
-async def _until_begun(api: Api) -> asyncio.Future[Streamed]:
-    """Start an answer; returns it once some of it has come."""
-    loop, begun = asyncio.get_running_loop(), asyncio.Event()
-
-    def seen(streamed: Streamed) -> None:
-        if streamed.pieces == PIECES:
-            loop.call_soon_threadsafe(begun.set)
-
-    running = asyncio.ensure_future(api.stream(PROMPT, TOKENS, on_piece=seen))
-    await begun.wait()
-    return running
+def _log(head: LocalNode) -> str:
+    return (head.spec.home / "logs" / "meshd.log").read_text()
 
 
 def _lost(log: str) -> list[str]:
@@ -176,15 +175,20 @@ def test_an_answer_goes_on_whoever_loses_whom(
             head = await lab.start()
             status = await fleet.ready(head)
             assert await lab.ways() == ["sealed"]
-            running = await _until_begun(lab.api(status))
-            await loss.hit(lab)
+            await lab.find_servers()
+            hit = partial(loss.hit, lab)
+            running = asyncio.ensure_future(
+                answers_under(lab.api(status), hit, [PROMPT], TOKENS, after=PIECES)
+            )
             if loss.is_needed:
                 await head.until(lambda now: not ready_or_raise(now))
                 lab.mend()
-            streamed = await running
+            [streamed], _ = await running
             assert (streamed.error, streamed.text) == ("", text)
             assert streamed.done and streamed.tokens == TOKENS
-            log = await asyncio.to_thread((head.spec.home / "logs" / "meshd.log").read_text)
+            # it may be noticed after the end of the answer
+            await head.until(lambda _: not loss.named or " model_lost " in _log(head))
+            log = _log(head)
             assert log.count(" model_lost ") == min(len(loss.named), 1)
             assert set(_lost(log)) <= set(loss.named) and bool(_lost(log)) == bool(loss.named)
             assert model_of(await fleet.ready(head)).split_why.startswith(loss.split)

@@ -606,6 +606,7 @@ def _node_without_a_socket(machine: Machine) -> None:
 @breaks(Kind.NODE_SILENT)
 def _node_that_hangs(machine: Machine) -> None:
     take(machine, "mute", machine.home)
+    machine.answer = 5.0
 
 
 @breaks(Kind.NODE_UNREACHABLE)
@@ -623,3 +624,4 @@ def _node_of_last_week(machine: Machine) -> AbstractContextManager[object]:
 @breaks(Kind.CHECK_HUNG)
 def _dead_file_system(machine: Machine) -> None:
     take(machine, "hung", machine.cache)
+    machine.check = 5.0

@@ -28,6 +28,12 @@ def argv(*flags: str) -> tuple[str, ...]:
     return (sys.executable, "-S", str(PROGRAM), *flags)
 
 
+@pytest.fixture(autouse=True)
+def waits_for_the_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need seconds to end what was killed, and tests look only once whether it is gone."""
+    monkeypatch.setattr("meshd.process.run._GONE_SECONDS", 60.0)
+
+
 class Maker:
     """A spec for each start: the child is ready when it says so. Keeps the lines and counts the starts."""
 

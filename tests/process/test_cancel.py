@@ -11,8 +11,9 @@ from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildSpec, ChildState
 from meshd.process.run import Run, run_to_end
 
-from tests.process.scenes import Maker, argv, nothing_with, open_fds, until
+from tests.process.scenes import Maker, argv, nothing_with, open_fds, until, waits_for_the_killed
 
+__all__ = ["waits_for_the_killed"]  # a fixture
 MOST_WAITS = 60  # far more than any of these has: a scene that never ends is found
 
 

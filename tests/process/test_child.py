@@ -20,7 +20,10 @@ from tests.process.scenes import (
     state_of,
     until,
     until_dead,
+    waits_for_the_killed,
 )
+
+__all__ = ["waits_for_the_killed"]  # a fixture
 
 
 async def test_ready_then_stopped(tmp_path: Path) -> None:

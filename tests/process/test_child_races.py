@@ -8,7 +8,18 @@ from meshd.base.errors import Busy, Closed
 from meshd.process.child import OwnedChild
 from meshd.process.interface import ChildState
 
-from tests.process.scenes import Maker, failure_of, living, owned, pid_of, state_of, until
+from tests.process.scenes import (
+    Maker,
+    failure_of,
+    living,
+    owned,
+    pid_of,
+    state_of,
+    until,
+    waits_for_the_killed,
+)
+
+__all__ = ["waits_for_the_killed"]  # a fixture
 
 
 async def test_stop_during_start_answers_both(tmp_path: Path) -> None:

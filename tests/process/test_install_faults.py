@@ -27,6 +27,7 @@ from meshd.doctor.gpus import CudaDriver, GpuFacts, explain
 from meshd.process.run import environment
 from wheels.cuda import ARCHITECTURES, machine_code, pack_module
 
+from tests.process.doctor_scene import patient_meshd
 from tests.process.test_native_wheel import packed
 from tests.process.test_wheel import wheel
 from tests.rules.source import ROOT
@@ -128,7 +129,7 @@ def test_5_unknown_kind_of_card(
 def _doctor(folder: Path, *front: str, path: str = "", mount: str = "") -> str:
     """Doctor's lines, with home and cache in `folder`; `mount`: options of a disk that is mounted there."""
     folder.mkdir(exist_ok=True)
-    command = [*front, sys.executable, "-m", "meshd", "doctor"]
+    command = [*front, sys.executable, *patient_meshd(), "doctor"]
     if mount:
         script = 'mount -t tmpfs -o "$0" none "$1" && shift && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", script, mount, str(folder), *command]

@@ -18,8 +18,11 @@ stream.connect("/run/systemd/journal/stdout")
 stream.sendall(b"meshd-relay\\n\\n6\\n0\\n0\\n0\\n0\\n")  # name, no unit, info, four switches
 found = os.fstat(stream.fileno())
 environ = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+# its last lines are written by threads, for which it would wait but half a second
+patient = "import sys; from meshd.base import log; log.FLUSH_SECONDS = 60.0; "
+patient += "from meshd.cli.main import main; sys.exit(main())"
 relay = subprocess.Popen(
-    [sys.executable, "-m", "meshd", "relay", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"],
+    [sys.executable, "-c", patient, "relay", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"],
     env=environ, stdout=subprocess.PIPE, stderr=stream.fileno(), text=True,
 )
 relay.stdout.readline()

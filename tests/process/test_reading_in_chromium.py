@@ -58,6 +58,27 @@ def test_the_log_is_filtered_and_followed() -> None:
     look(see)
 
 
+def test_a_log_goes_on_at_its_end_unless_somebody_reads_further_up() -> None:
+    def see(node: FakeNode, browser: "Browser") -> None:
+        with tab(browser) as shown:
+            page = opened(shown, node, "logs")
+            log = page.get_by_role("region", name="Lines of the log")
+
+            def grow(count: int) -> None:
+                node.results["logs"] = {"lines": [f"line {at}" for at in range(count)], "logs": ["meshd"]}
+                press(page, "Refresh")
+                page.get_by_text(f"{count} of {count} lines").last.wait_for()
+
+            for count in (200, 300):
+                grow(count)
+                assert log.evaluate("box => box.scrollHeight - box.scrollTop - box.clientHeight < 1")
+            log.evaluate("box => { box.scrollTop = 100 }")
+            grow(400)
+            assert log.evaluate("box => box.scrollTop") == 100
+
+    look(see)
+
+
 def test_what_is_wanted_while_another_is_read_is_read_afterwards() -> None:
     """Else the page would go on to show what was there before."""
 

@@ -143,7 +143,7 @@ async def test_nobody_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: PeerState, *, waits: bool
 ) -> None:
     """Said as soon as every member was asked; one that is not connected may come, for ten seconds."""
-    monkeypatch.setattr(fetching, "OR_ELSEWHERE_SECONDS", 0.5)
+    monkeypatch.setattr(fetching, "OR_ELSEWHERE_SECONDS", 0.5 if waits else 1000.0)
     async with scene(tmp_path) as it:
         it.giver("a").mesh.state = state
         loop = asyncio.get_running_loop()
@@ -153,15 +153,18 @@ async def test_nobody_has_it(
         asked = "asked: a" if state is PeerState.CONNECTED else "none is connected"
         assert "no member of the mesh has `none`" in caught.value.what and asked in caught.value.what
         assert "meshd model ls" in caught.value.hint
-        assert (loop.time() - began >= 0.5) == waits
+        assert loop.time() - began >= 0.5 * waits
 
 
-async def test_a_member_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_member_that_was_stopped_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "OR_ELSEWHERE_SECONDS", 1000.0)
     async with scene(tmp_path) as it:
         gone = it.giver("gone").mesh
         gone.state, gone.stopped = PeerState.LOST, "stopped"
         with pytest.raises(UserError, match="no member of the mesh has `none`: none is connected"):
-            await asyncio.wait_for(fetched(it, tmp_path, "none"), 5)
+            await fetched(it, tmp_path, "none")
 
 
 async def test_a_name_of_members_is_waited_for_though_all_were_asked(
