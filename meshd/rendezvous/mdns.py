@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 TTL_SECONDS = 120  # a node that was killed is forgotten after that, or a little later
 ASK_MILLISECONDS = 1500
+_START_SECONDS = 10.0
 MAX_NAMES_WAITING = 64  # names of which not everything is known yet
 _IP_MULTICAST_ALL = 49  # ip(7); the socket module has not got it
 
@@ -94,14 +95,19 @@ class Network:
             try:
                 await zeroconf.async_close()
             except asyncio.CancelledError:
-                await zeroconf.async_close()  # without the goodbyes that it was about to repeat
+                zeroconf.zeroconf.close()  # without the goodbyes that it was about to repeat
+                await zeroconf.async_close()
                 raise
 
     async def _live(self, zeroconf: "AsyncZeroconf") -> None:
         from zeroconf.asyncio import AsyncServiceBrowser
 
-        await zeroconf.zeroconf.async_wait_for_start()
-        if not zeroconf.zeroconf.engine.senders:
+        # `async_wait_for_start` would take the start along when it is cancelled, and leave its sockets open.
+        if (starting := zeroconf.zeroconf.engine.running_future) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_START_SECONDS):
+                    await asyncio.shield(starting)
+        if not zeroconf.zeroconf.started or not zeroconf.zeroconf.engine.senders:
             raise OSError("the interface does not support multicast")
         _hear_this_network_only(zeroconf, self.place.interface)
         filter_packets(zeroconf.zeroconf)
