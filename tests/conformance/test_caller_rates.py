@@ -42,6 +42,9 @@ class Frozen(Callers):
     def hears(self, host: str, now: float, port: int = 0) -> bool:
         return super().hears(host, self.at, port)
 
+    def knows(self, host: str, now: float, port: int = 0) -> bool:
+        return super().knows(host, self.at, port)
+
     def failed(self, host: str, now: float, port: int = 0) -> None:
         self.failures.append(host)
         super().failed(host, self.at, port)

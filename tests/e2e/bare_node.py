@@ -114,7 +114,7 @@ async def _writer(home: Path) -> None:
 
 
 async def _push(stream: Stream) -> None:
-    """Write until nothing is taken for a while, which begins when a line says that the reader has stopped."""
+    """Write until nothing is taken for STALL_SECONDS, once a line has said that the reader has stopped."""
     loop = asyncio.get_running_loop()
     told = loop.create_task(asyncio.to_thread(sys.stdin.readline))
     chunk, sent = bytes(CHUNK), 0

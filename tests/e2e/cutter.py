@@ -24,7 +24,7 @@ SLICE_SECONDS = 0.005  # a slowed direction sends so often
 class Counts:
     """The traffic so far; `up` is from the side that connected. `refused`: connections in an outage.
 
-    `held`: bytes that wait for their turn on the line now, and `most_held` ever.
+    `most_held`: bytes of one connection that waited for their turn on the line at once.
     """
 
     connections: int = 0
@@ -32,12 +32,7 @@ class Counts:
     refused: int = 0
     up: int = 0
     down: int = 0
-    held: int = 0
     most_held: int = 0
-
-    def hold(self, count: int) -> None:
-        self.held += count
-        self.most_held = max(self.most_held, self.held)
 
 
 def _set_event() -> asyncio.Event:
@@ -70,6 +65,7 @@ class _Pair:
     cut_up: int | None  # bytes until the cut, in the direction that has one
     cut_down: int | None
     ways: int = 2
+    held: int = 0  # bytes that wait for their turn
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def way_ended(self) -> None:
@@ -176,7 +172,8 @@ class Cutter:
                     left -= len(data)
                 self._counts.up += len(data) if up else 0
                 self._counts.down += 0 if up else len(data)
-                self._counts.hold(len(data))
+                pair.held += len(data)
+                self._counts.most_held = max(self._counts.most_held, pair.held)
                 await held.put(data)
                 if left == 0:
                     self._counts.cuts += 1
@@ -202,7 +199,7 @@ class Cutter:
                     await self._slowly(target, data, self._rules.rate)
             except OSError:
                 pair.ended.set()
-            self._counts.held -= len(data)
+            pair.held -= len(data)
             held.task_done()
 
     async def _slowly(self, target: socket.socket, data: bytes, rate: float) -> None:

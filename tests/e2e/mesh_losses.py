@@ -21,6 +21,7 @@ Lose = Callable[[], Awaitable[float]]
 
 TOKENS = 60
 LONG = 4000  # tokens: no answer ends before it is disturbed
+LASTING = 400  # of an answer that is compared, too
 LONG_PROMPT = "one two three four five six seven eight nine ten " * 40
 STEP = 0.04  # seconds: the loss comes so much later each time
 POLL_SECONDS = 0.05
@@ -33,6 +34,7 @@ class Texts:
     """The answers of one node alone."""
 
     short: str
+    lasting: str
     long: str
 
 
@@ -64,7 +66,8 @@ class Scene:
 
     async def decode(self, number: int, loss: Loss) -> None:
         """When ten tokens and some more have come."""
-        await self._in_the_middle(PROMPT, 10 + number % 7, 0.0, self.texts.short, loss)
+        whole = self.texts.short if self.goes_on else self.texts.lasting
+        await self._in_the_middle(PROMPT, 10 + number % 7, 0.0, whole, loss)
 
     async def idle(self, _number: int, loss: Loss) -> None:
         """Nobody asks until it is lost."""
@@ -77,7 +80,7 @@ class Scene:
         began = time.monotonic()
         await self.head.stop()
         loss.since(began)
-        with suppress(ProcessLookupError, ValueError):  # what was to be hit had ended with the lease
+        with suppress(ProcessLookupError):  # what was to be hit had ended with the lease
             await losing
 
     async def _in_the_middle(self, prompt: str, pieces: int, delay: float, whole: str, loss: Loss) -> None:
@@ -89,7 +92,7 @@ class Scene:
                 loop.call_soon_threadsafe(so_far.set)
 
         resumed = await resumes(self.head)
-        tokens = TOKENS if self.goes_on else LONG
+        tokens = TOKENS if self.goes_on else LASTING
         answer = asyncio.ensure_future(self.api.stream(prompt, tokens, on_piece=on_piece))
         if pieces:
             await so_far.wait()

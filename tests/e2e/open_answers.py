@@ -44,10 +44,10 @@ async def answers_under(
 ) -> tuple[list[Streamed], list[float]]:
     """Streams, `hit` when each has so many pieces; for how many seconds each stood still at most, after it.
 
-    The last reader's thread calls `hit`, as answers may end before it is the turn of a busy loop; the loop
-    does after `when_open`, which is awaited right before. Meanwhile no client reads.
+    The last reader's thread calls `hit`, as answers may end before a busy loop gets to it; the loop does
+    after `when_open`, which is awaited right before. Meanwhile no client reads.
     """
-    loop = asyncio.get_running_loop()
+    loop, struck = asyncio.get_running_loop(), threading.Event()
 
     async def when_open_hit(opened: Callable[[], Awaitable[object]]) -> None:
         await opened()
@@ -58,6 +58,7 @@ async def answers_under(
             hit()
         else:
             asyncio.run_coroutine_threadsafe(when_open_hit(when_open), loop).result()
+        struck.set()
 
     reached = threading.Barrier(len(prompts), strike, _BEGIN_SECONDS)
     stood = [0.0 for _ in prompts]
@@ -70,7 +71,7 @@ async def answers_under(
             if streamed.pieces > after:
                 stood[number] = max(stood[number], time.monotonic() - last)
             if had < streamed.pieces == after:
-                with suppress(threading.BrokenBarrierError):  # the one that broke it tells why
+                with suppress(threading.BrokenBarrierError):  # a hit that failed tells why; else see below
                     reached.wait()
             last, had = time.monotonic(), streamed.pieces
 
@@ -81,7 +82,7 @@ async def answers_under(
         for number, prompt in enumerate(prompts)
     ]
     streams = await asyncio.gather(*running)
-    assert not reached.broken, "some streams had no pieces"
+    assert struck.is_set(), f"not all streams had {after} pieces"
     return streams, stood
 
 

@@ -170,7 +170,7 @@ def test_a_group_is_loaded_together_and_idle_models_end(tmp_path: Path) -> None:
             await head.until(lambda status: states(status)["tiny"] == "ready")
             status, tiny = await head.status(), stock_text(small(), TOKENS)
             assert await named(status, "smol").complete(PROMPT, TOKENS) == stock_text(smollm2(), TOKENS)
-            for _ in range(3):  # a look may come when its time is over
+            for _ in range(3):  # a late look finds it unloaded
                 # Its time begins with the end of this answer, however long the load of the other one took.
                 assert await named(status, "tiny").complete(PROMPT, TOKENS) == tiny
                 now, lends = await asyncio.gather(head.status(), lent(worker))

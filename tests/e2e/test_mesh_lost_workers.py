@@ -29,6 +29,7 @@ from tests.e2e.freezer import freezer
 from tests.e2e.freezer import skip_reason as why_no_freezer
 from tests.e2e.losses import HANG_SECONDS, STATES, noted
 from tests.e2e.mesh_losses import (
+    LASTING,
     LONG_PROMPT,
     POLL_SECONDS,
     TOKENS,
@@ -66,7 +67,8 @@ NEEDS_SPACES = pytest.mark.skipif(bool(spaces.skip_reason()), reason=spaces.skip
 
 
 def _texts() -> Texts:
-    return Texts(alone(smollm2(), TOKENS), alone(smollm2(), TOKENS, LONG_PROMPT))
+    model = smollm2()
+    return Texts(alone(model, TOKENS), alone(model, LASTING), alone(model, TOKENS, LONG_PROMPT))
 
 
 @asynccontextmanager
@@ -84,7 +86,10 @@ async def _with_a_process(
         within = again_within(began)
 
         async def lose() -> float:
-            await asyncio.to_thread(hit, child_pid(await worker.status(), CHILD_NAME))
+            pids = [one.pid for one in (await worker.status()).children if one.name == CHILD_NAME]
+            if not pids or pids[0] is None:
+                raise ProcessLookupError(CHILD_NAME)
+            await asyncio.to_thread(hit, pids[0])
             return time.monotonic()
 
         yield Scene(worker, head, api, texts, lose, goes_on=False, again_within=within + later)

@@ -95,10 +95,13 @@ def test_answers_by_tensors_go_on_whoever_is_lost(tmp_path: Path, way: str) -> N
             options = LOCALLY if way == "past the daemons" else ()
             token, workers = await fleet.workers(smollm2(), smollm2(), options=options)
             head = await fleet.head(smollm2(), *HEAD, *GOES_ON, *SAME_THREADS, token=token)
+            hits = 0
             for when, how, victim in cases:
                 moment = MOMENTS[when]
                 for _ in range(TRIES):
                     status = await fleet.ready(head)
+                    assert len(_losses(_log(head))) == hits
+                    hits += 1
                     assert "each layer on `worker-0` and `worker-1`" in model_of(status).split_why
                     streams, log = await _hit(head, workers[victim], moment, how)
                     for prompt, streamed in zip(moment.prompts, streams, strict=True):

@@ -24,10 +24,14 @@ Said = tuple[str, bytes]  # which kind of message, and its bytes
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds after a volley, and until it comes again where it is not wanted."""
+    """Seconds after a volley, and until it comes again where it is not wanted.
+
+    `patience`: for a victim to do what it must, in real time.
+    """
 
     rest: float
     away: float
+    patience: float = 0.0
 
 
 VIRTUAL = Pace(rest=0.5, away=20.0)

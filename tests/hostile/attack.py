@@ -31,7 +31,7 @@ from tests.hostile.honest import say
 from tests.hostile.member import Mallory, Target
 
 SERVICES = ("news", "signal", "onward", "tunnel", "lease", "rpc", "push")
-PACE = Pace(rest=0.0, away=1.0)
+PACE = Pace(rest=0.0, away=1.0, patience=3.0)
 
 
 def _dialling(handshake: HandshakeContext, peer: PeerId, place: Candidate) -> Callable[[], Awaitable[Link]]:

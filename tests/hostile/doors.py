@@ -11,7 +11,6 @@ from meshd.devices.path_probe import PATH_PROBE_SERVICE
 from meshd.link.interface import Link
 from meshd.link.relayed.through_member import FROM, TO
 from meshd.link.relayed.through_member import SERVICE as MEMBER_SERVICE
-from meshd.peer.greeting import GREETING_SECONDS
 from meshd.peer.signals import SIGNAL_TO as SIGNAL_TO
 from meshd.tunnel.user_tunnels import TUNNEL_SERVICE
 from meshd.wire.capacity import CAPACITY_SERVICE
@@ -298,16 +297,15 @@ class Visit(Asking):
     async def _hold_links(self) -> None:
         """Proven, and then silent: so many at once."""
         victim = self._target()
-        links = []
-        loop = asyncio.get_running_loop()
-        until = loop.time() + GREETING_SECONDS - 2  # until then no silent link is closed for its age
+        links, loop = [], asyncio.get_running_loop()
         try:
             for _ in range(3 * MOST_LINKS):
                 with contextlib.suppress(MeshdError):
                     links.append(await victim.dial())
             await asyncio.sleep(0.5)
+            until = loop.time() + self._pace.patience
             held = sum([await _is_open(link) for link in links])
-            while held > MOST_LINKS and loop.time() < until:  # the victim may be late
+            while held > MOST_LINKS and loop.time() < until:
                 held = sum([await _is_open(link) for link in links])
         finally:
             for link in links:

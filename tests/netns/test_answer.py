@@ -23,7 +23,7 @@ from tests.netns.world import Host, Router, World
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 600  # thrice what the whole sequence took at this distance
-TRIES = 3  # on a busy machine it may take longer than the answer
+TRIES = 3  # on a busy machine the changes may outlast the answer
 RTT_MS = 20.0
 CHANGE_SECONDS = (
     75.0  # a deadline; that it takes 60 s at most is shown on a virtual clock (tests/sim/test_paths.py)

@@ -177,13 +177,14 @@ def test_an_answer_goes_on_whoever_loses_whom(
             assert await lab.ways() == ["sealed"]
             await lab.find_servers()
             hit = partial(loss.hit, lab)
-            running = asyncio.ensure_future(
-                answers_under(lab.api(status), hit, [PROMPT], TOKENS, after=PIECES)
-            )
-            if loss.is_needed:
-                await head.until(lambda now: not ready_or_raise(now))
-                lab.mend()
-            [streamed], _ = await running
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(
+                    answers_under(lab.api(status), hit, [PROMPT], TOKENS, after=PIECES)
+                )
+                if loss.is_needed:
+                    await head.until(lambda now: not ready_or_raise(now))
+                    lab.mend()
+            [streamed], _ = running.result()
             assert (streamed.error, streamed.text) == ("", text)
             assert streamed.done and streamed.tokens == TOKENS
             # it may be noticed after the end of the answer
