@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 TTL_SECONDS = 120  # a node that was killed is forgotten after that, or a little later
 ASK_MILLISECONDS = 1500
-_START_SECONDS = 10.0
+_START_SECONDS = 10.0  # for the library to open its sockets, which takes some turns of the loop
 MAX_NAMES_WAITING = 64  # names of which not everything is known yet
 _IP_MULTICAST_ALL = 49  # ip(7); the socket module has not got it
 

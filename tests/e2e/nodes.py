@@ -35,6 +35,7 @@ SAME_THREADS = ("--", "-t", str(THREADS))
 # llama.cpp's own, behind those: what is computed at once rounds otherwise than it does apart
 SAME_BATCHES = ("-ub", "512", "-ctxcp", "32")
 LOG_LINES = 60
+HIT_TRIES = 3  # on a busy machine the rest of an answer may come before a process is hit
 CLI_SECONDS = 180.0  # measuring devices takes a minute on a busy machine
 
 

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from meshd.fleet.fleet import LocalNode
 
-from tests.e2e.nodes import Fleet, api_of, child_pid, model_of, play, replaced
+from tests.e2e.nodes import (
+    HIT_TRIES,
+    Fleet,
+    api_of,
+    child_pid,
+    model_of,
+    play,
+    replaced,
+)
 from tests.e2e.random_models import random_model
 from tests.e2e.random_parts import WIDTH
 from tests.e2e.random_projector import SECOND_TOKENS, random_audio_projector
@@ -28,7 +36,6 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 NODES = ("worker-0",)
 HIT_AFTER = 5  # events
-TRIES = 3  # on a busy machine the rest of an answer may come before the process is hit
 RATE = 16000  # samples a second
 
 
@@ -126,7 +133,7 @@ def test_a_transcription_goes_on_when_llama_server_is_lost(tmp_path: Path) -> No
         async with served(tmp_path, "--set", "serve.continue_answers=100", workers=1) as head:
             url = api_of(await head.status()).url
             whole = await asyncio.to_thread(transcribed_in_pieces, url, tone(440, 0.9), lambda _: None)
-            for _ in range(TRIES):
+            for _ in range(HIT_TRIES):
                 assert await _hit(head, url) == whole != ""
                 log = (head.spec.home / "logs" / "meshd.log").read_text()
                 if lost := log.count("upstream_lost"):

@@ -16,7 +16,17 @@ from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import SAME_BATCHES, SAME_THREADS, Fleet, api_of, child_pid, model_of, play, replaced
+from tests.e2e.nodes import (
+    HIT_TRIES,
+    SAME_BATCHES,
+    SAME_THREADS,
+    Fleet,
+    api_of,
+    child_pid,
+    model_of,
+    play,
+    replaced,
+)
 from tests.e2e.used_tool import used_tool
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
@@ -77,7 +87,6 @@ CALLS: dict[str, tuple[str, dict[str, object]]] = {
 }
 TEMPLATE = Path(__file__).with_name("tools.jinja")
 HIT_AFTER = 12  # events
-TRIES = 3  # on a busy machine the rest of an answer may come before the process is hit
 
 Event = dict[str, Any]
 
@@ -162,7 +171,7 @@ class Served:
         body = asked | {"stream": True, "cache_prompt": False}
         before = self._losses()
         whole = await asyncio.to_thread(events_of, self.api, path, body, lambda _: None)
-        for _ in range(TRIES):
+        for _ in range(HIT_TRIES):
             seen = await self._hit(path, body, self.worker if lost == CHILD_NAME else self.head, lost)
             if self._losses() > before:
                 break

@@ -25,13 +25,20 @@ from meshd.worker.mesh_server import CHILD_NAME
 from tests.e2e.api_client import Api
 from tests.e2e.mesh_losses import again_within
 from tests.e2e.models import smollm2
-from tests.e2e.nodes import Fleet, api_of, child_pid, model_of, play, replaced
+from tests.e2e.nodes import (
+    HIT_TRIES,
+    Fleet,
+    api_of,
+    child_pid,
+    model_of,
+    play,
+    replaced,
+)
 from tests.e2e.open_answers import HIT_AFTER, interruption
 from tests.e2e.test_mesh_continued_api import (
     CALLS,
     FORCED,
     TEMPLATE,
-    TRIES,
     WEEK,
     Event,
     arguments_of,
@@ -291,7 +298,7 @@ def test_killed_under_forms(tmp_path: Path, group: str, lost: str) -> None:
             with interruption("mesh-server" if at is worker else lost, f"kill -9, {group}") as noted:
                 # what comes out otherwise has its prompt computed once more
                 noted.within = FOUND_SECONDS + 2 * again_within(began)
-                for _ in range(TRIES):
+                for _ in range(HIT_TRIES):
                     before = interrupted
                     pid = child_pid(await at.status(), lost)
                     streams = _Streams(api_of(status), forms, partial(os.kill, pid, signal.SIGKILL))

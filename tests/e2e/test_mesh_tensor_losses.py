@@ -19,7 +19,17 @@ from meshd.worker.mesh_server import CHILD_NAME
 
 from tests.e2e.api_client import Api, Streamed
 from tests.e2e.models import smollm2, stock_text
-from tests.e2e.nodes import LOCALLY, SAME_THREADS, TEST_SECONDS, Fleet, api_of, child_pid, model_of, play
+from tests.e2e.nodes import (
+    HIT_TRIES,
+    LOCALLY,
+    SAME_THREADS,
+    TEST_SECONDS,
+    Fleet,
+    api_of,
+    child_pid,
+    model_of,
+    play,
+)
 from tests.e2e.open_answers import answers_under
 from tests.e2e.test_mesh_open_answers import PROMPTS
 from tests.soak import SOAK, drawn
@@ -27,7 +37,6 @@ from tests.soak import SOAK, drawn
 pytestmark = [pytest.mark.native, pytest.mark.timeout(3000)]
 
 TOKENS = 60
-TRIES = 3  # on a busy machine the rest of the answers may come before the process is hit
 LONG_PROMPT = "".join(f"line {number}: x\n" for number in range(10, 60))
 HEAD = ("--split", "tensor", "--min-workers", "2", "--ctx-size", "4096", "--set", "serve.slots=2")
 GOES_ON = ("--set", "serve.continue_answers=300", "--grace", "10")
@@ -98,7 +107,7 @@ def test_answers_by_tensors_go_on_whoever_is_lost(tmp_path: Path, way: str) -> N
             hits = 0
             for when, how, victim in cases:
                 moment = MOMENTS[when]
-                for _ in range(TRIES):
+                for _ in range(HIT_TRIES):
                     status = await fleet.ready(head)
                     assert len(_losses(_log(head))) == hits
                     hits += 1

@@ -319,7 +319,7 @@ def test_this_machine_tells_what_status_tells_of_it() -> None:
                 "192.168.1.4:17430",
                 "5vesrrri2h, 1 member; this node may: use",
             ):
-                opened.page.get_by_text(text, exact=True).wait_for()
+                expect(opened.page.get_by_text(text, exact=True)).to_be_visible()
 
     look(FakeNode([states.shown(told)]), see)
 
